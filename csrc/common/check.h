@@ -1,0 +1,131 @@
+// The check vocabulary. Every message reads `dgmoe::<op>: <arg> must ..., got <value>`; every check runs before the
+// op allocates or launches anything. Failures are std::invalid_argument, which Python sees as ValueError.
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "tensor.h"
+
+namespace dgmoe {
+
+inline std::string shape_text(const Tensor& tensor) {
+  std::ostringstream out;
+  out << '(';
+  for (int64_t d = 0; d < tensor.dim(); ++d) out << (d ? ", " : "") << tensor.size(d);
+  out << ')';
+  return out.str();
+}
+
+inline std::string device_text(const Tensor& tensor) {
+  int32_t type = 0;
+  int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+  if (type == aoti_torch_device_type_cpu()) return "cpu";
+  return (type == aoti_torch_device_type_cuda() ? "cuda:" : "device:") + std::to_string(index);
+}
+
+class Check {
+ public:
+  explicit Check(const char* op) : op_(op) {}
+
+  // The general form; `must` completes "<arg> must ...".
+  template <typename Got>
+  void that(bool holds, const char* arg, const std::string& must, const Got& got) const {
+    if (holds) return;
+    std::ostringstream message;
+    message << "dgmoe::" << op_ << ": " << arg << " must " << must << ", got " << got;
+    throw std::invalid_argument(message.str());
+  }
+
+  void dtype(const char* arg, const Tensor& tensor, std::initializer_list<ScalarType> allowed) const {
+    const ScalarType got = dtype_of(tensor);
+    std::string names;
+    for (ScalarType dtype : allowed) {
+      if (dtype == got) return;
+      names += (names.empty() ? "" : " or ") + std::string(dtype_name(dtype));
+    }
+    that(false, arg, "be " + names, dtype_name(got));
+  }
+
+  void dim(const char* arg, const Tensor& tensor, int64_t dim, const char* shape) const {
+    if (tensor.dim() == dim) return;
+    that(false, arg, std::string("have shape ") + shape, shape_text(tensor));
+  }
+
+  void size(const char* arg, const Tensor& tensor, int64_t d, int64_t expected, const char* why) const {
+    if (tensor.size(d) == expected) return;
+    that(false, arg, "have size " + std::to_string(expected) + " in dimension " + std::to_string(d) + " (" + why + ")",
+         shape_text(tensor));
+  }
+
+  void at_least(const char* arg, int64_t value, int64_t least) const {
+    if (value >= least) return;
+    that(false, arg, "be at least " + std::to_string(least), value);
+  }
+
+  void contiguous(const char* arg, const Tensor& tensor) const {
+    if (tensor.is_contiguous()) return;
+    std::ostringstream strides;
+    for (int64_t d = 0; d < tensor.dim(); ++d) strides << (d ? ", " : "strides (") << tensor.stride(d);
+    that(false, arg, "be contiguous", strides.str() + ") for shape " + shape_text(tensor));
+  }
+
+  void same_device(const char* arg, const Tensor& tensor, const char* reference_arg, const Tensor& reference) const {
+    int32_t types[2];
+    int32_t indices[2];
+    const Tensor* tensors[2] = {&tensor, &reference};
+    for (int i = 0; i < 2; ++i) {
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensors[i]->get(), &types[i]));
+      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensors[i]->get(), &indices[i]));
+    }
+    const bool cpu = types[0] == aoti_torch_device_type_cpu();
+    if (types[0] == types[1] && (cpu || indices[0] == indices[1])) return;
+    that(false, arg, std::string("be on the device of ") + reference_arg + " (" + device_text(reference) + ")",
+         device_text(tensor));
+  }
+
+  void ids(const char* arg, const Tensor& tensor, const char* reference_arg, const Tensor& reference) const {
+    dtype(arg, tensor, {ScalarType::Int, ScalarType::Long});
+    dim(arg, tensor, 2, "(tokens, top_k)");
+    same_device(arg, tensor, reference_arg, reference);
+  }
+
+  ScaleForm scale_form(int64_t value) const {
+    that(value >= 0 && value <= 2, "scale_form", "be 0 (fp32 row-major), 1 (fp32 MN-major) or 2 (packed UE8M0)", value);
+    return static_cast<ScaleForm>(value);
+  }
+
+  int64_t group_size(int64_t value) const {
+    that(value == 32 || value == 128, "group_size", "be 32 or 128", value);
+    return value;
+  }
+
+  // The padded width of `k` columns: `padded` where given, else k.
+  int64_t padded(const char* arg, std::optional<int64_t> padded, int64_t k) const {
+    if (!padded.has_value()) return k;
+    that(*padded >= k, arg, "be at least the number of columns, " + std::to_string(k), *padded);
+    return *padded;
+  }
+
+  // A scale tensor for (mn, k) values: fp32 (mn, groups) or int32 (mn, ceil(groups / 4)), any strides.
+  void scale(const char* arg, const Tensor& tensor, int64_t dims, int64_t mn, int64_t groups, const char* why) const {
+    dtype(arg, tensor, {ScalarType::Float, ScalarType::Int});
+    const bool packed = dtype_of(tensor) == ScalarType::Int;
+    const int64_t columns = packed ? ceil_div(groups, kGroupsPerWord) : groups;
+    if (tensor.dim() == dims && tensor.size(dims - 2) == mn && tensor.size(dims - 1) == columns) return;
+    std::ostringstream must;
+    must << "have shape (" << (dims == 3 ? "experts, " : "") << mn << ", " << columns << ") as "
+         << (packed ? "packed UE8M0 int32" : "float32") << " scales of " << why;
+    that(false, arg, must.str(), shape_text(tensor));
+  }
+
+ private:
+  const char* op_;
+};
+
+}  // namespace dgmoe

@@ -1,0 +1,115 @@
+// What the four grouped GEMMs share: d[rows of e] = a[rows of e] @ b[e]^T, fp32 accumulation, one rounding to bf16.
+// Checks of the operands and the plan that a CPU kernel works from.
+#pragma once
+
+#include <array>
+
+#include "../common/check.h"
+
+namespace dgmoe {
+
+struct GroupedGemmPlan {
+  const void* a;        // e4m3 bytes or bf16; masked (E, m, k), contiguous (m, k); dense
+  ScaleLayout a_scale;  // with a_scale_data null for bf16
+  const void* a_scale_data;
+  int64_t a_gran_k;
+  const void* b;  // (E, n, k), dense
+  ScaleLayout b_scale;
+  const void* b_scale_data;
+  int64_t b_gran_mn, b_gran_k;
+  const int32_t* row_info;  // masked_m [E], or m_indices [m]
+  uint16_t* d;
+  int64_t experts, m, n, k;
+  bool masked;
+};
+
+struct GroupedGemmCall {
+  Tensor d;
+  GroupedGemmPlan plan;
+};
+
+struct Granularity {
+  int64_t mn, k;
+};
+
+inline Granularity granularity(const Check& check, const char* arg, const std::optional<std::vector<int64_t>>& recipe,
+                               Granularity fallback) {
+  if (!recipe.has_value()) return fallback;
+  const auto& r = *recipe;
+  const bool legal = r.size() == 2 && (r[0] == 1 || r[0] == 128) && (r[1] == 32 || r[1] == 128);
+  check.that(legal, arg, "be (1 or 128 rows, 32 or 128 columns)", r.size() == 2
+                 ? "(" + std::to_string(r[0]) + ", " + std::to_string(r[1]) + ")"
+                 : std::to_string(r.size()) + " numbers");
+  return {r[0], r[1]};
+}
+
+// Shapes and dtypes of a and b; `masked` says which of the two layouts a has.
+inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const Tensor& b, ScalarType dtype, bool masked) {
+  check.dtype("a", a, {dtype});
+  check.dtype("b", b, {dtype});
+  check.dim("a", a, masked ? 3 : 2, masked ? "(experts, m, k)" : "(m, k)");
+  check.dim("b", b, 3, "(experts, n, k)");
+  check.same_device("b", b, "a", a);
+  if (masked) check.size("b", b, 0, a.size(0), "the experts of a");
+  check.size("b", b, 2, a.size(masked ? 2 : 1), "k of a");
+  check.contiguous("a", a);
+  check.contiguous("b", b);
+  GroupedGemmPlan plan{};
+  plan.a = data_of(a);
+  plan.b = data_of(b);
+  plan.experts = b.size(0);
+  plan.m = a.size(masked ? 1 : 0);
+  plan.n = b.size(1);
+  plan.k = b.size(2);
+  plan.masked = masked;
+  return plan;
+}
+
+inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a, const Tensor& a_scale,
+                        const Tensor& b_scale, const std::optional<std::vector<int64_t>>& recipe_a,
+                        const std::optional<std::vector<int64_t>>& recipe_b) {
+  check.same_device("a_scale", a_scale, "a", a);
+  check.same_device("b_scale", b_scale, "a", a);
+  check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a", "be given together with recipe_b",
+             recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
+  // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block.
+  const bool b_packed = dtype_of(b_scale) == ScalarType::Int;
+  const Granularity grain_a = granularity(check, "recipe_a", recipe_a, {1, 128});
+  const Granularity grain_b = granularity(check, "recipe_b", recipe_b, {b_packed ? 1 : 128, 128});
+  check.that(grain_a.mn == 1, "recipe_a", "have one scale a row", grain_a.mn);
+  const int64_t a_groups = ceil_div(plan.k, grain_a.k);
+  const int64_t b_groups = ceil_div(plan.k, grain_b.k);
+  const int64_t dims = plan.masked ? 3 : 2;
+  if (plan.masked) {
+    check.dim("a_scale", a_scale, 3, "(experts, m, groups)");
+    check.size("a_scale", a_scale, 0, plan.experts, "the experts of a");
+  }
+  check.scale("a_scale", a_scale, dims, plan.m, a_groups, "a");
+  check.dim("b_scale", b_scale, 3, "(experts, n / granularity, groups)");
+  check.size("b_scale", b_scale, 0, plan.experts, "the experts of b");
+  check.scale("b_scale", b_scale, 3, ceil_div(plan.n, grain_b.mn), b_groups, "b");
+  plan.a_scale = scale_layout_of(a_scale, a_groups);
+  plan.a_scale_data = data_of(a_scale);
+  plan.a_gran_k = grain_a.k;
+  plan.b_scale = scale_layout_of(b_scale, b_groups);
+  plan.b_scale_data = data_of(b_scale);
+  plan.b_gran_mn = grain_b.mn;
+  plan.b_gran_k = grain_b.k;
+}
+
+// Row info and output; the last step, since it allocates.
+inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, const Tensor& a, const char* info_arg,
+                                   const Tensor& info) {
+  check.dtype(info_arg, info, {ScalarType::Int});
+  check.dim(info_arg, info, 1, plan.masked ? "(experts,)" : "(m,)");
+  check.size(info_arg, info, 0, plan.masked ? plan.experts : plan.m, plan.masked ? "the experts of a" : "the rows of a");
+  check.same_device(info_arg, info, "a", a);
+  check.contiguous(info_arg, info);
+  plan.row_info = static_cast<const int32_t*>(data_of(info));
+  Tensor d = plan.masked ? empty({plan.experts, plan.m, plan.n}, ScalarType::BFloat16, a)
+                         : empty({plan.m, plan.n}, ScalarType::BFloat16, a);
+  plan.d = static_cast<uint16_t*>(mutable_data_of(d));
+  return {d, plan};
+}
+
+}  // namespace dgmoe

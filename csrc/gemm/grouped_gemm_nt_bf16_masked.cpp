@@ -1,0 +1,3 @@
+#include "grouped_gemm_nt_bf16_masked.h"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kGroupedGemmNtBf16MaskedSchema); }

@@ -1,0 +1,3 @@
+#include "align_scale.h"
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kAlignScaleSchema); }

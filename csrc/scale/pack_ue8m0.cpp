@@ -1,0 +1,44 @@
+#include "pack_ue8m0.h"
+
+#include "../common/parallel.h"
+
+namespace dgmoe {
+namespace {
+
+DGMOE_CPU_CLONES
+void pack_rows(const PackUe8m0Plan& plan, int64_t batch, int64_t begin, int64_t end) {
+  const ScaleLayout& layout = plan.layout;
+  for (int64_t column = 0; column < layout.columns(); ++column) {
+    for (int64_t row = begin; row < end; ++row) {
+      if (row >= plan.rows) {
+        store_unit_scale(plan.out, layout, batch, row, column);
+        continue;
+      }
+      uint32_t word = 0;
+      for (int64_t byte = 0; byte < kGroupsPerWord; ++byte) {
+        const int64_t group = column * kGroupsPerWord + byte;
+        if (group >= layout.groups) break;
+        const float scale =
+            plan.in[batch * plan.in_batch_stride + row * plan.in_row_stride + group * plan.in_group_stride];
+        word |= static_cast<uint32_t>(float_to_ue8m0(scale)) << (8 * byte);
+      }
+      static_cast<uint32_t*>(plan.out)[layout.at(batch, row, column)] = word;
+    }
+  }
+}
+
+Tensor pack_ue8m0_cpu(const Tensor& scale) {
+  PackUe8m0Call call = plan_pack_ue8m0(scale);
+  const PackUe8m0Plan& plan = call.plan;
+  for (int64_t batch = 0; batch < plan.batches; ++batch) {
+    parallel_items(plan.padded_rows, plan.layout.groups,
+                   [&](int64_t begin, int64_t end) { pack_rows(plan, batch, begin, end); });
+  }
+  return call.out;
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kPackUe8m0Schema); }
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("pack_ue8m0", DGMOE_BOX(dgmoe::pack_ue8m0_cpu)); }

@@ -1,0 +1,44 @@
+#include "pack_ue8m0.h"
+
+#include "../common/cuda.cuh"
+
+namespace dgmoe {
+namespace {
+
+// A thread a word; words of one column stand next to each other in memory.
+__global__ void pack_ue8m0_kernel(PackUe8m0Plan plan) {
+  const int64_t columns = plan.layout.columns();
+  const int64_t words = plan.batches * columns * plan.padded_rows;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words; i += step) {
+    const int64_t row = i % plan.padded_rows;
+    const int64_t column = i / plan.padded_rows % columns;
+    const int64_t batch = i / plan.padded_rows / columns;
+    if (row >= plan.rows) {
+      store_unit_scale(plan.out, plan.layout, batch, row, column);
+      continue;
+    }
+    uint32_t word = 0;
+    for (int64_t byte = 0; byte < kGroupsPerWord; ++byte) {
+      const int64_t group = column * kGroupsPerWord + byte;
+      if (group >= plan.layout.groups) break;
+      const float scale =
+          plan.in[batch * plan.in_batch_stride + row * plan.in_row_stride + group * plan.in_group_stride];
+      word |= static_cast<uint32_t>(float_to_ue8m0(scale)) << (8 * byte);
+    }
+    static_cast<uint32_t*>(plan.out)[plan.layout.at(batch, row, column)] = word;
+  }
+}
+
+Tensor pack_ue8m0_cuda(const Tensor& scale) {
+  const CudaScope scope(scale);
+  PackUe8m0Call call = plan_pack_ue8m0(scale);
+  const int64_t words = call.plan.batches * call.plan.layout.columns() * call.plan.padded_rows;
+  DGMOE_LAUNCH(pack_ue8m0_kernel, grid_for(ceil_div(words, 256), 8), 256, 0, scope, call.plan);
+  return call.out;
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) { m.impl("pack_ue8m0", DGMOE_BOX(dgmoe::pack_ue8m0_cuda)); }

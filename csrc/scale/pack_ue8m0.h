@@ -1,0 +1,47 @@
+// pack_ue8m0: fp32 scales to packed UE8M0 exponent bytes, in the layout that SM100 and SM120 GEMMs read.
+//   scale [mn, groups] or [batch, mn, groups] float32, any strides
+//   -> [.., mn, ceil(groups / 4)] int32, four bytes a word (little end first), strides (1, round_up(mn, 4))
+// Rounds up: byte = exponent + (mantissa != 0), in [1, 254]; inf, NaN and negative scales are byte 255 (NaN).
+// Missing bytes of a row's last word are 0; the up to three rows of alignment slack hold scale 1.
+#pragma once
+
+#include "../common/check.h"
+
+namespace dgmoe {
+
+constexpr char kPackUe8m0Schema[] = "pack_ue8m0(Tensor scale) -> Tensor";
+
+struct PackUe8m0Plan {
+  const float* in;
+  int64_t in_batch_stride, in_row_stride, in_group_stride;
+  void* out;
+  ScaleLayout layout;
+  int64_t batches, rows, padded_rows;
+};
+
+struct PackUe8m0Call {
+  Tensor out;
+  PackUe8m0Plan plan;
+};
+
+inline PackUe8m0Call plan_pack_ue8m0(const Tensor& scale) {
+  const Check check("pack_ue8m0");
+  check.dtype("scale", scale, {ScalarType::Float});
+  const bool batched = scale.dim() == 3;
+  if (!batched) check.dim("scale", scale, 2, "(mn, groups) or (batch, mn, groups)");
+  const int64_t d = batched ? 1 : 0;
+  const int64_t rows = scale.size(d);
+  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1), ScaleForm::kPackedUe8m0, scale);
+  PackUe8m0Plan plan{static_cast<const float*>(data_of(scale)),
+                     batched ? scale.stride(0) : 0,
+                     scale.stride(d),
+                     scale.stride(d + 1),
+                     mutable_data_of(out.tensor),
+                     out.layout,
+                     batched ? scale.size(0) : 1,
+                     rows,
+                     tma_aligned(rows)};
+  return {out.tensor, plan};
+}
+
+}  // namespace dgmoe

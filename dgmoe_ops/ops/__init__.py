@@ -1,0 +1,42 @@
+"""The ops, a module a room. Each wrapper calls `torch.ops.dgmoe.<name>`; its fake stands directly under it."""
+
+from .activation import (
+    silu_and_mul,
+    silu_and_mul_post_quant_contig,
+    silu_and_mul_post_quant_masked,
+)
+from .combine import ep_gather, post_reorder_deepgemm
+from .gemm import (
+    grouped_gemm_nt_bf16_contig,
+    grouped_gemm_nt_bf16_masked,
+    grouped_gemm_nt_f8f8bf16_contig,
+    grouped_gemm_nt_f8f8bf16_masked,
+)
+from .permute import (
+    ep_scatter,
+    moe_dispatch_index,
+    moe_ep_deepgemm_preprocess,
+    quant_group_fp8,
+)
+from .scale import align_scale, pack_ue8m0, unpack_ue8m0
+from .weights import quant_block_fp8
+
+__all__ = [
+    "align_scale",
+    "ep_gather",
+    "ep_scatter",
+    "grouped_gemm_nt_bf16_contig",
+    "grouped_gemm_nt_bf16_masked",
+    "grouped_gemm_nt_f8f8bf16_contig",
+    "grouped_gemm_nt_f8f8bf16_masked",
+    "moe_dispatch_index",
+    "moe_ep_deepgemm_preprocess",
+    "pack_ue8m0",
+    "post_reorder_deepgemm",
+    "quant_block_fp8",
+    "quant_group_fp8",
+    "silu_and_mul",
+    "silu_and_mul_post_quant_contig",
+    "silu_and_mul_post_quant_masked",
+    "unpack_ue8m0",
+]
