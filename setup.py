@@ -1,10 +1,12 @@
-"""Build the two libraries of dgmoe_ops: `_C` (schemas and CPU kernels) and, where nvcc is, `_C_cuda` (CUDA kernels).
+"""Build the two libraries of dgmoe_ops: `_C` (schemas and CPU kernels) and, where nvcc is,
+`_C_cuda` (CUDA kernels).
 
-Both use libtorch's stable ABI at the 2.10 floor and no Python API, so one build serves every PyTorch from 2.10 on and
-every Python from 3.10 on. No GPU is needed to build, and a CPU build of PyTorch will do.
+Both use libtorch's stable ABI at the 2.10 floor and no Python API, so one build serves every
+PyTorch from 2.10 on and every Python from 3.10 on. No GPU is needed to build, and a CPU build of
+PyTorch will do.
 
-Environment: CUDA_HOME (where nvcc is looked for first), DGMOE_CUDA=0 (do not build `_C_cuda`), DGMOE_CUDA_ARCHS
-(default "90a;100a;120a"), MAX_JOBS.
+Environment: CUDA_HOME (where nvcc is looked for first), DGMOE_CUDA=0 (do not build `_C_cuda`),
+DGMOE_CUDA_ARCHS (default "90a;100a;120a"), MAX_JOBS.
 """
 
 import os
@@ -18,9 +20,24 @@ from torch.utils.cpp_extension import BuildExtension, CppExtension
 ROOT = Path(__file__).parent
 TORCH_FLOOR = "0x020a000000000000"  # 2.10
 COMMON = [f"-DTORCH_TARGET_VERSION={TORCH_FLOOR}", "-DTORCH_STABLE_ONLY"]
-# Contraction would let the compiler fuse a*b+c where it likes; the numerics fuse explicitly and nowhere else.
-HOST = ["-O3", "-g0", "-std=c++17", "-ffp-contract=off", "-fvisibility=hidden", "-fvisibility-inlines-hidden", "-Wall"]
-DEVICE = ["-O3", "-std=c++17", "-fmad=false", "--expt-relaxed-constexpr", "-Xcompiler=-fvisibility=hidden"]
+# Contraction would let the compiler fuse a*b+c where it likes; the numerics fuse explicitly and
+# nowhere else.
+HOST = [
+    "-O3",
+    "-g0",
+    "-std=c++17",
+    "-ffp-contract=off",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    "-Wall",
+]
+DEVICE = [
+    "-O3",
+    "-std=c++17",
+    "-fmad=false",
+    "--expt-relaxed-constexpr",
+    "-Xcompiler=-fvisibility=hidden",
+]
 
 
 def sources(suffix: str) -> list[str]:
@@ -34,7 +51,9 @@ def cuda_home() -> str | None:
     candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     if nvcc := shutil.which("nvcc"):
         candidates.append(str(Path(nvcc).resolve().parent.parent))
-    return next((home for home in candidates if home and (Path(home) / "bin" / "nvcc").exists()), None)
+    return next(
+        (home for home in candidates if home and (Path(home) / "bin" / "nvcc").exists()), None
+    )
 
 
 def headers() -> list[str]:
@@ -42,7 +61,8 @@ def headers() -> list[str]:
 
 
 class BuildLibraries(BuildExtension):
-    """An object folder a library: `<op>.cpp` and `<op>.cu` would otherwise overwrite each other's `<op>.o`."""
+    """An object folder a library: `<op>.cpp` and `<op>.cu` would otherwise overwrite each other's
+    `<op>.o`."""
 
     def build_extension(self, ext):
         base = self.build_temp
@@ -64,8 +84,9 @@ def cpu_library() -> CppExtension:
 
 
 def cuda_library(home: str) -> CppExtension:
-    # PyTorch's helper refuses CUDA when PyTorch itself has none; the stable ABI needs only its headers, so point the
-    # helper at the toolkit and let it drive nvcc for the .cu sources of a plain C++ extension.
+    # PyTorch's helper refuses CUDA when PyTorch itself has none; the stable ABI needs only its
+    # headers, so point the helper at the toolkit and let it drive nvcc for the .cu sources of a
+    # plain C++ extension.
     cpp_extension.CUDA_HOME = home
     archs = os.environ.get("DGMOE_CUDA_ARCHS", "90a;100a;120a").split(";")
     gencode = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
@@ -73,11 +94,23 @@ def cuda_library(home: str) -> CppExtension:
         "dgmoe_ops._C_cuda",
         sources(".cu"),
         depends=headers(),
-        extra_compile_args={"cxx": HOST + COMMON, "nvcc": DEVICE + COMMON + ["-DUSE_CUDA", *gencode]},
+        extra_compile_args={
+            "cxx": HOST + COMMON,
+            "nvcc": DEVICE + COMMON + ["-DUSE_CUDA", *gencode],
+        },
         include_dirs=[str(Path(home) / "include")],
         library_dirs=[str(Path(home) / "lib64")],
-        # libtorch.so must stay a NEEDED entry: its dependencies bring libtorch_cuda into lookup scope at load time.
-        extra_link_args=["-lcudart_static", "-ldl", "-lrt", "-lpthread", "-Wl,--no-as-needed", "-ltorch", "-Wl,--as-needed"],
+        # libtorch.so must stay a NEEDED entry: its dependencies bring libtorch_cuda into lookup
+        # scope at load time.
+        extra_link_args=[
+            "-lcudart_static",
+            "-ldl",
+            "-lrt",
+            "-lpthread",
+            "-Wl,--no-as-needed",
+            "-ltorch",
+            "-Wl,--as-needed",
+        ],
         py_limited_api=True,
     )
 

@@ -1,3 +1,23 @@
-"""dgmoe_ops: a Mixture-of-Experts layer on DeepGEMM's grouped GEMMs, as PyTorch custom ops."""
+"""dgmoe_ops: a Mixture-of-Experts layer on DeepGEMM's grouped GEMMs, as PyTorch custom ops.
 
-from . import _load, layouts, ops  # noqa: F401  (the libraries must be loaded before the ops register)
+Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no GEMM library.
+"""
+
+from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
+from . import layouts, ops, recipes
+from .layer import fused_moe, fused_moe_inline
+from .prepare import MoEWeights, prepare_weights
+
+__version__ = "0.1.0"
+LIBRARIES = _load.LIBRARIES
+
+__all__ = [
+    "LIBRARIES",
+    "MoEWeights",
+    "fused_moe",
+    "fused_moe_inline",
+    "layouts",
+    "ops",
+    "prepare_weights",
+    "recipes",
+]

@@ -25,8 +25,8 @@ def _load(path: Path) -> None:
 def load_libraries() -> tuple[str, ...]:
     """Load what this PyTorch can use and return the names of the loaded files.
 
-    Raises ImportError where PyTorch is older than 2.10 or `_C` was never built. A CUDA PyTorch without `_C_cuda` is
-    legal (a CPU-only build); the CUDA ops then say so when they are called.
+    Raises ImportError where PyTorch is older than 2.10 or `_C` was never built. A CUDA PyTorch
+    without `_C_cuda` is legal (a CPU-only build); the CUDA ops then say so when they are called.
     """
     if _version() < _FLOOR:
         raise ImportError(f"dgmoe_ops needs torch 2.10 or newer, got {torch.__version__}")

@@ -1,7 +1,9 @@
 // silu_and_mul: silu(gate) * up between the GEMMs of the bf16 recipe, in either layout.
-//   gate_up [experts, m, 2 * intermediate] bfloat16 with masked_m [experts] int32 valid rows, or
-//   gate_up [m, 2 * intermediate] bfloat16, optionally with m_indices [m] int32 (-1 is padding); gate first; any strides
-//   -> [.., intermediate] bfloat16; rows that are not valid stay unwritten
+//   gate_up    [experts, m, 2 * intermediate] with masked_m, or [m, 2 * intermediate]; bfloat16,
+//              gate first, any strides
+//   masked_m   [experts] int32 valid rows
+//   m_indices  [m] int32 expert or -1 (padding); None: every row is valid
+//   ->         [.., intermediate] bfloat16; rows that are not valid stay unwritten
 // fp32 inside, one rounding to bf16. silu(x) = x / (1 + e^-x).
 #pragma once
 
@@ -23,7 +25,8 @@ struct SiluAndMulCall {
   SiluAndMulPlan plan;
 };
 
-inline SiluAndMulCall plan_silu_and_mul(const Tensor& gate_up, const std::optional<Tensor>& masked_m,
+inline SiluAndMulCall plan_silu_and_mul(const Tensor& gate_up,
+                                        const std::optional<Tensor>& masked_m,
                                         const std::optional<Tensor>& m_indices) {
   const Check check("silu_and_mul");
   GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows);

@@ -1,4 +1,5 @@
-// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)], weight(t, i), sum)) * factor.
+// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)], weight(t,
+// i), sum)) * factor.
 #pragma once
 
 #include "../common/check.h"
@@ -29,8 +30,9 @@ struct WeightedRowsCall {
   WeightedRowsPlan plan;
 };
 
-inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y, const char* rows_arg,
-                                           const Tensor& rows, const std::optional<Tensor>& topk_ids,
+inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
+                                           const char* rows_arg, const Tensor& rows,
+                                           const std::optional<Tensor>& topk_ids,
                                            const Tensor& topk_weights, double factor,
                                            std::optional<int64_t> hidden_size) {
   check.dtype("y", y, {ScalarType::BFloat16});
@@ -41,15 +43,16 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y, 
     check.size("topk_ids", *topk_ids, 0, rows.size(0), "the tokens");
     check.size("topk_ids", *topk_ids, 1, rows.size(1), "the slots of a token");
   }
-  check.dtype("topk_weights", topk_weights, {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
+  check.dtype("topk_weights", topk_weights,
+              {ScalarType::Float, ScalarType::BFloat16, ScalarType::Half});
   check.dim("topk_weights", topk_weights, 2, "(tokens, top_k)");
   check.size("topk_weights", topk_weights, 0, rows.size(0), "the tokens");
   check.size("topk_weights", topk_weights, 1, rows.size(1), "the slots of a token");
   check.same_device("topk_weights", topk_weights, "y", y);
   const int64_t width = y.size(y.dim() - 1);
   const int64_t hidden = hidden_size.has_value() ? *hidden_size : width;
-  check.that(hidden >= 0 && hidden <= width, "hidden_size", "be between 0 and the columns of y, " + std::to_string(width),
-             hidden);
+  check.that(hidden >= 0 && hidden <= width, "hidden_size",
+             "be between 0 and the columns of y, " + std::to_string(width), hidden);
   // A slab is read as experts * m rows, so its experts must stand one after the other.
   const bool flat = y.dim() == 2 || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));

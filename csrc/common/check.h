@@ -1,5 +1,6 @@
-// The check vocabulary. Every message reads `dgmoe::<op>: <arg> must ..., got <value>`; every check runs before the
-// op allocates or launches anything. Failures are std::invalid_argument, which Python sees as ValueError.
+// The check vocabulary. Every message reads `dgmoe::<op>: <arg> must ..., got <value>`; every check
+// runs before the op allocates or launches anything. Failures are std::invalid_argument, which
+// Python sees as ValueError.
 #pragma once
 
 #include <initializer_list>
@@ -42,7 +43,8 @@ class Check {
     throw std::invalid_argument(message.str());
   }
 
-  void dtype(const char* arg, const Tensor& tensor, std::initializer_list<ScalarType> allowed) const {
+  void dtype(const char* arg, const Tensor& tensor,
+             std::initializer_list<ScalarType> allowed) const {
     const ScalarType got = dtype_of(tensor);
     std::string names;
     for (ScalarType dtype : allowed) {
@@ -57,9 +59,12 @@ class Check {
     that(false, arg, std::string("have shape ") + shape, shape_text(tensor));
   }
 
-  void size(const char* arg, const Tensor& tensor, int64_t d, int64_t expected, const char* why) const {
+  void size(const char* arg, const Tensor& tensor, int64_t d, int64_t expected,
+            const char* why) const {
     if (tensor.size(d) == expected) return;
-    that(false, arg, "have size " + std::to_string(expected) + " in dimension " + std::to_string(d) + " (" + why + ")",
+    that(false, arg,
+         "have size " + std::to_string(expected) + " in dimension " + std::to_string(d) + " (" +
+             why + ")",
          shape_text(tensor));
   }
 
@@ -71,11 +76,13 @@ class Check {
   void contiguous(const char* arg, const Tensor& tensor) const {
     if (tensor.is_contiguous()) return;
     std::ostringstream strides;
-    for (int64_t d = 0; d < tensor.dim(); ++d) strides << (d ? ", " : "strides (") << tensor.stride(d);
+    for (int64_t d = 0; d < tensor.dim(); ++d)
+      strides << (d ? ", " : "strides (") << tensor.stride(d);
     that(false, arg, "be contiguous", strides.str() + ") for shape " + shape_text(tensor));
   }
 
-  void same_device(const char* arg, const Tensor& tensor, const char* reference_arg, const Tensor& reference) const {
+  void same_device(const char* arg, const Tensor& tensor, const char* reference_arg,
+                   const Tensor& reference) const {
     int32_t types[2];
     int32_t indices[2];
     const Tensor* tensors[2] = {&tensor, &reference};
@@ -85,18 +92,21 @@ class Check {
     }
     const bool cpu = types[0] == aoti_torch_device_type_cpu();
     if (types[0] == types[1] && (cpu || indices[0] == indices[1])) return;
-    that(false, arg, std::string("be on the device of ") + reference_arg + " (" + device_text(reference) + ")",
+    that(false, arg,
+         std::string("be on the device of ") + reference_arg + " (" + device_text(reference) + ")",
          device_text(tensor));
   }
 
-  void ids(const char* arg, const Tensor& tensor, const char* reference_arg, const Tensor& reference) const {
+  void ids(const char* arg, const Tensor& tensor, const char* reference_arg,
+           const Tensor& reference) const {
     dtype(arg, tensor, {ScalarType::Int, ScalarType::Long});
     dim(arg, tensor, 2, "(tokens, top_k)");
     same_device(arg, tensor, reference_arg, reference);
   }
 
   ScaleForm scale_form(int64_t value) const {
-    that(value >= 0 && value <= 2, "scale_form", "be 0 (fp32 row-major), 1 (fp32 MN-major) or 2 (packed UE8M0)", value);
+    that(value >= 0 && value <= 2, "scale_form",
+         "be 0 (fp32 row-major), 1 (fp32 MN-major) or 2 (packed UE8M0)", value);
     return static_cast<ScaleForm>(value);
   }
 
@@ -112,12 +122,15 @@ class Check {
     return *padded;
   }
 
-  // A scale tensor for (mn, k) values: fp32 (mn, groups) or int32 (mn, ceil(groups / 4)), any strides.
-  void scale(const char* arg, const Tensor& tensor, int64_t dims, int64_t mn, int64_t groups, const char* why) const {
+  // A scale tensor for (mn, k) values: fp32 (mn, groups) or int32 (mn, ceil(groups / 4)), any
+  // strides.
+  void scale(const char* arg, const Tensor& tensor, int64_t dims, int64_t mn, int64_t groups,
+             const char* why) const {
     dtype(arg, tensor, {ScalarType::Float, ScalarType::Int});
     const bool packed = dtype_of(tensor) == ScalarType::Int;
     const int64_t columns = packed ? ceil_div(groups, kGroupsPerWord) : groups;
-    if (tensor.dim() == dims && tensor.size(dims - 2) == mn && tensor.size(dims - 1) == columns) return;
+    if (tensor.dim() == dims && tensor.size(dims - 2) == mn && tensor.size(dims - 1) == columns)
+      return;
     std::ostringstream must;
     must << "have shape (" << (dims == 3 ? "experts, " : "") << mn << ", " << columns << ") as "
          << (packed ? "packed UE8M0 int32" : "float32") << " scales of " << why;

@@ -14,7 +14,8 @@ class CudaScope {
  public:
   explicit CudaScope(const Tensor& tensor) : guard_(tensor.get_device_index()) {
     void* stream = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
     stream_ = static_cast<cudaStream_t>(stream);
   }
   cudaStream_t stream() const { return stream_; }
@@ -39,7 +40,8 @@ inline int multiprocessors() {
   return counts[device];
 }
 
-// Blocks for a grid-stride loop over `items`, at most `per_sm` a multiprocessor. Zero items launch nothing.
+// Blocks for a grid-stride loop over `items`, at most `per_sm` a multiprocessor. Zero items launch
+// nothing.
 inline unsigned grid_for(int64_t items, int64_t per_sm) {
   const int64_t most = static_cast<int64_t>(multiprocessors()) * per_sm;
   return static_cast<unsigned>(items < most ? items : most);
@@ -48,10 +50,10 @@ inline unsigned grid_for(int64_t items, int64_t per_sm) {
 }  // namespace dgmoe
 
 // Launches nothing for an empty grid, which CUDA refuses.
-#define DGMOE_LAUNCH(kernel, grid, block, shared, scope, ...)                  \
-  do {                                                                         \
-    if ((grid) > 0) {                                                          \
-      kernel<<<(grid), (block), (shared), (scope).stream()>>>(__VA_ARGS__);    \
-      STD_CUDA_KERNEL_LAUNCH_CHECK();                                          \
-    }                                                                          \
+#define DGMOE_LAUNCH(kernel, grid, block, shared, scope, ...)               \
+  do {                                                                      \
+    if ((grid) > 0) {                                                       \
+      kernel<<<(grid), (block), (shared), (scope).stream()>>>(__VA_ARGS__); \
+      STD_CUDA_KERNEL_LAUNCH_CHECK();                                       \
+    }                                                                       \
   } while (0)

@@ -1,4 +1,5 @@
-// Index arithmetic of the MoE layouts and scale tensors: row counts, paddings, where a scale stands. No torch include.
+// Index arithmetic of the MoE layouts and scale tensors: row counts, paddings, where a scale
+// stands. No torch include.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,8 @@ namespace dgmoe {
 
 // The tile of rows within which a GEMM may read past an expert's valid rows.
 constexpr int64_t kTileRows = 128;
-// Rows of one expert's slab come in these steps: a multiple of every BLOCK_M that a masked GEMM stores with.
+// Rows of one expert's slab come in these steps: a multiple of every BLOCK_M that a masked GEMM
+// stores with.
 constexpr int64_t kSlabRows = 256;
 // TMA wants the leading dimension in 16-byte steps: four fp32 or int32 elements.
 constexpr int64_t kTmaElements = 4;
@@ -21,8 +23,8 @@ DGMOE_HD int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 DGMOE_HD int64_t tma_aligned(int64_t mn) { return round_up(mn, kTmaElements); }
 DGMOE_HD int64_t slab_rows(int64_t tokens) { return round_up(tokens, kSlabRows); }
 
-// The most rows that `assignments` rows over `experts` experts can take when each used expert's segment is padded
-// to `alignment`; reached, so no smaller static bound exists.
+// The most rows that `assignments` rows over `experts` experts can take when each used expert's
+// segment is padded to `alignment`; reached, so no smaller static bound exists.
 DGMOE_HD int64_t contig_rows(int64_t assignments, int64_t experts, int64_t alignment) {
   const int64_t used = assignments < experts ? assignments : experts;
   return used == 0 ? 0 : alignment * (used + (assignments - used) / alignment);
@@ -31,10 +33,12 @@ DGMOE_HD int64_t contig_rows(int64_t assignments, int64_t experts, int64_t align
 enum class ScaleForm : int64_t {
   kRowMajor = 0,     // fp32 (..., mn, groups), contiguous: for exchange between ranks
   kMnMajor = 1,      // fp32 (..., mn, groups), strides (1, tma_aligned(mn)): SM90
-  kPackedUe8m0 = 2,  // int32 (..., mn, ceil(groups / 4)), four exponent bytes a word, MN-major: SM100 and SM120
+  kPackedUe8m0 = 2,  // int32 (..., mn, ceil(groups / 4)), four exponent bytes a word, MN-major:
+                     // SM100 and SM120
 };
 
-// A scale tensor as kernels see it. Strides count elements of the tensor: fp32 values, or int32 words when packed.
+// A scale tensor as kernels see it. Strides count elements of the tensor: fp32 values, or int32
+// words when packed.
 struct ScaleLayout {
   ScaleForm form;
   int64_t groups;
@@ -50,8 +54,8 @@ struct ScaleLayout {
   }
 };
 
-DGMOE_HD void store_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row, int64_t group,
-                          const GroupScale& value) {
+DGMOE_HD void store_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+                          int64_t group, const GroupScale& value) {
   if (!layout.packed()) {
     static_cast<float*>(base)[layout.at(batch, row, group)] = value.scale;
     return;
@@ -64,21 +68,24 @@ DGMOE_HD void store_scale(void* base, const ScaleLayout& layout, int64_t batch, 
   }
 }
 
-DGMOE_HD float load_scale(const void* base, const ScaleLayout& layout, int64_t batch, int64_t row, int64_t group) {
+DGMOE_HD float load_scale(const void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+                          int64_t group) {
   if (!layout.packed()) return static_cast<const float*>(base)[layout.at(batch, row, group)];
   const int64_t word = layout.at(batch, row, group / kGroupsPerWord);
   return ue8m0_to_float(static_cast<const uint8_t*>(base)[word * 4 + group % kGroupsPerWord]);
 }
 
 // One scale column of a padding row that shares a tile with valid rows: scale 1, tail bytes zero.
-DGMOE_HD void store_unit_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row, int64_t column) {
+DGMOE_HD void store_unit_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+                               int64_t column) {
   const int64_t offset = layout.at(batch, row, column);
   if (!layout.packed()) {
     static_cast<float*>(base)[offset] = 1.0f;
     return;
   }
   const int64_t left = layout.groups - column * kGroupsPerWord;
-  static_cast<uint32_t*>(base)[offset] = left >= kGroupsPerWord ? 0x7f7f7f7fu : 0x7f7f7f7fu >> (8 * (kGroupsPerWord - left));
+  static_cast<uint32_t*>(base)[offset] =
+      left >= kGroupsPerWord ? 0x7f7f7f7fu : 0x7f7f7f7fu >> (8 * (kGroupsPerWord - left));
 }
 
 // Token ids or other small integer matrices: int32 or int64, any strides.
@@ -90,10 +97,13 @@ struct IdMatrix {
 
   DGMOE_HD int64_t operator()(int64_t row, int64_t column) const {
     const int64_t offset = row * row_stride + column * column_stride;
-    return is_int64 ? static_cast<const int64_t*>(data)[offset] : static_cast<const int32_t*>(data)[offset];
+    return is_int64 ? static_cast<const int64_t*>(data)[offset]
+                    : static_cast<const int32_t*>(data)[offset];
   }
-  // The local expert of a slot, or -1: negative ids, sentinels and other ranks' experts are not routed here.
-  DGMOE_HD int64_t local_expert(int64_t row, int64_t column, int64_t expert_start, int64_t num_local_experts) const {
+  // The local expert of a slot, or -1: negative ids, sentinels and other ranks' experts are not
+  // routed here.
+  DGMOE_HD int64_t local_expert(int64_t row, int64_t column, int64_t expert_start,
+                                int64_t num_local_experts) const {
     const int64_t id = (*this)(row, column);
     // Compared before subtracting, so that no id can wrap.
     return id >= expert_start && id < expert_start + num_local_experts ? id - expert_start : -1;

@@ -1,6 +1,7 @@
-// Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, UE8M0, group scales, exp, SiLU.
-// No torch include, so that a test can bind them alone. Only explicit fused multiply-adds; build with contraction
-// off (-ffp-contract=off, -fmad=false), otherwise host and device stop agreeing.
+// Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, UE8M0, group
+// scales, exp, SiLU. No torch include, so that a test can bind them alone. Only explicit fused
+// multiply-adds; build with contraction off (-ffp-contract=off, -fmad=false), otherwise host and
+// device stop agreeing.
 #pragma once
 
 #include <cmath>
@@ -16,7 +17,7 @@
 namespace dgmoe {
 
 constexpr float kE4m3Max = 448.0f;
-constexpr float kMinAmax = 1e-10f;        // floor of a group's amax: a zero group gets a finite scale
+constexpr float kMinAmax = 1e-10f;  // floor of a group's amax: a zero group gets a finite scale
 constexpr uint32_t kInfBits = 0x7f800000u;
 constexpr uint32_t kNanBits = 0x7fc00000u;
 constexpr uint32_t kInv448Bits = 0x3b124925u;  // fl(1/448)
@@ -70,7 +71,9 @@ DGMOE_HD float half_to_float(uint16_t x) {
   const uint32_t subnormal = float_bits(static_cast<float>(magnitude) * 5.9604644775390625e-8f);
   const uint32_t normal = (magnitude << 13) + (112u << 23);
   const uint32_t special = kInfBits | ((magnitude & 0x3ffu) << 13);
-  return bits_float(sign | (magnitude < 0x400u ? subnormal : magnitude < 0x7c00u ? normal : special));
+  return bits_float(sign | (magnitude < 0x400u    ? subnormal
+                            : magnitude < 0x7c00u ? normal
+                                                  : special));
 }
 
 // ---- e4m3fn ----
@@ -80,7 +83,8 @@ DGMOE_HD uint8_t float_to_e4m3(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t magnitude = bits & 0x7fffffffu;
   const uint32_t sign = (bits >> 24) & 0x80u;
-  // Below 2^-6 codes count steps of 2^-9, the unit in the last place of 2^14: adding 2^14 rounds to them.
+  // Below 2^-6 codes count steps of 2^-9, the unit in the last place of 2^14: adding 2^14 rounds to
+  // them.
   const uint32_t subnormal = float_bits(bits_float(magnitude) + 16384.0f) - 0x46800000u;
   const uint32_t normal = ((magnitude + 0x7ffffu + ((magnitude >> 20) & 1u)) >> 20) - (120u << 3);
   uint32_t code = magnitude < (121u << 23) ? subnormal : normal;
@@ -93,12 +97,15 @@ DGMOE_HD float e4m3_to_float(uint8_t code) {
   const uint32_t magnitude = code & 0x7fu;
   const uint32_t subnormal = float_bits(static_cast<float>(magnitude) * 0.001953125f);
   const uint32_t normal = (magnitude << 20) + (120u << 23);
-  return bits_float(sign | (magnitude == kE4m3Nan ? kNanBits : magnitude < 8u ? subnormal : normal));
+  return bits_float(sign | (magnitude == kE4m3Nan ? kNanBits
+                            : magnitude < 8u      ? subnormal
+                                                  : normal));
 }
 
 // ---- UE8M0: byte b is 2^(b-127), 255 is NaN ----
 
-// Rounds up. Finite positive input lands in [1, 254] (zero too: 1); inf, NaN and anything negative is NaN.
+// Rounds up. Finite positive input lands in [1, 254] (zero too: 1); inf, NaN and anything negative
+// is NaN.
 DGMOE_HD uint8_t float_to_ue8m0(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0u ? 1u : 0u);
@@ -119,8 +126,9 @@ struct GroupScale {
   float multiplier;  // what a value is multiplied by before the cast
 };
 
-// The scale of a group whose largest |x| has the bits `amax_bits` (compare magnitudes as integers: NaN wins).
-// A group that holds an inf or a NaN gets scale NaN and multiplier NaN, so that every byte of it is NaN.
+// The scale of a group whose largest |x| has the bits `amax_bits` (compare magnitudes as integers:
+// NaN wins). A group that holds an inf or a NaN gets scale NaN and multiplier NaN, so that every
+// byte of it is NaN.
 DGMOE_HD GroupScale group_scale(uint32_t amax_bits, bool power_of_two) {
   if (amax_bits >= kInfBits) {
     return {bits_float(kNanBits), kUe8m0Nan, bits_float(kNanBits)};
@@ -139,12 +147,13 @@ DGMOE_HD uint8_t quantize(float x, float multiplier) { return float_to_e4m3(x * 
 
 // ---- functions ----
 
-// e^x, at most 2 ulp off, subnormal results included. x = n ln2 + r with |r| <= ln2 / 2; e^r by a polynomial
-// fitted for least relative error; 2^n applied in two halves so that neither overflows.
+// e^x, at most 2 ulp off, subnormal results included. x = n ln2 + r with |r| <= ln2 / 2; e^r by a
+// polynomial fitted for least relative error; 2^n applied in two halves so that neither overflows.
 DGMOE_HD float exp_f32(float x) {
   float clamped = x < -104.0f ? -104.0f : x;
   clamped = clamped > 89.0f ? 89.0f : clamped;
-  const float shifted = fused_multiply_add(clamped, 0x1.715476p+0f, 12582912.0f);  // 1.5 * 2^23: rounds to integer
+  const float shifted =
+      fused_multiply_add(clamped, 0x1.715476p+0f, 12582912.0f);  // 1.5 * 2^23: rounds to integer
   const float n = shifted - 12582912.0f;
   float r = fused_multiply_add(n, -0x1.62e400p-1f, clamped);
   r = fused_multiply_add(n, -0x1.7f7d1cp-20f, r);

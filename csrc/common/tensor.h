@@ -1,5 +1,5 @@
-// What the ops need of tensors beyond the stable C++ wrappers, and the checked way to register a kernel.
-// The only file, with cuda.cuh, that touches raw stable-ABI shims.
+// What the ops need of tensors beyond the stable C++ wrappers, and the checked way to register a
+// kernel. The only file, with cuda.cuh, that touches raw stable-ABI shims.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -24,38 +24,53 @@ using Sizes = std::vector<int64_t>;
 
 inline const char* dtype_name(ScalarType dtype) {
   switch (dtype) {
-    case ScalarType::Float: return "float32";
-    case ScalarType::Double: return "float64";
-    case ScalarType::BFloat16: return "bfloat16";
-    case ScalarType::Half: return "float16";
-    case ScalarType::Float8_e4m3fn: return "float8_e4m3fn";
-    case ScalarType::Float8_e5m2: return "float8_e5m2";
-    case ScalarType::Int: return "int32";
-    case ScalarType::Long: return "int64";
-    case ScalarType::Short: return "int16";
-    case ScalarType::Char: return "int8";
-    case ScalarType::Byte: return "uint8";
-    case ScalarType::Bool: return "bool";
-    default: return "another dtype";
+    case ScalarType::Float:
+      return "float32";
+    case ScalarType::Double:
+      return "float64";
+    case ScalarType::BFloat16:
+      return "bfloat16";
+    case ScalarType::Half:
+      return "float16";
+    case ScalarType::Float8_e4m3fn:
+      return "float8_e4m3fn";
+    case ScalarType::Float8_e5m2:
+      return "float8_e5m2";
+    case ScalarType::Int:
+      return "int32";
+    case ScalarType::Long:
+      return "int64";
+    case ScalarType::Short:
+      return "int16";
+    case ScalarType::Char:
+      return "int8";
+    case ScalarType::Byte:
+      return "uint8";
+    case ScalarType::Bool:
+      return "bool";
+    default:
+      return "another dtype";
   }
 }
 
-// Unlike Tensor::scalar_type, this does not throw on dtypes that the 2.10 floor cannot name (e8m0, fp4).
+// Unlike Tensor::scalar_type, this does not throw on dtypes that the 2.10 floor cannot name (e8m0,
+// fp4).
 inline ScalarType dtype_of(const Tensor& tensor) {
   int32_t code = -1;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
   return static_cast<ScalarType>(code);
 }
 
-inline Tensor empty_strided(const Sizes& sizes, const Sizes& strides, ScalarType dtype, const Tensor& like) {
+inline Tensor empty_strided(const Sizes& sizes, const Sizes& strides, ScalarType dtype,
+                            const Tensor& like) {
   int32_t device_type = 0;
   int32_t device_index = 0;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
   AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(),
-                                                         strides.data(), static_cast<int32_t>(dtype), device_type,
-                                                         device_index, &handle));
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
+                               static_cast<int32_t>(dtype), device_type, device_index, &handle));
   return Tensor(handle);
 }
 
@@ -75,8 +90,10 @@ struct ScaleTensor {
   ScaleLayout layout;
 };
 
-// Allocates scales for (batch, mn, groups) in `form`; batch < 0 makes the tensor two-dimensional. Uninitialised.
-inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleForm form, const Tensor& like) {
+// Allocates scales for (batch, mn, groups) in `form`; batch < 0 makes the tensor two-dimensional.
+// Uninitialised.
+inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleForm form,
+                               const Tensor& like) {
   const bool packed = form == ScaleForm::kPackedUe8m0;
   const int64_t columns = packed ? ceil_div(groups, kGroupsPerWord) : groups;
   const bool row_major = form == ScaleForm::kRowMajor;
@@ -87,18 +104,21 @@ inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleF
   const ScalarType dtype = packed ? ScalarType::Int : ScalarType::Float;
   const bool batched = batch >= 0;
   Sizes sizes = batched ? Sizes{batch, mn, columns} : Sizes{mn, columns};
-  Sizes strides = batched ? Sizes{batch_stride, row_stride, column_stride} : Sizes{row_stride, column_stride};
-  return {empty_strided(sizes, strides, dtype, like), {form, groups, batched ? batch_stride : 0, row_stride, column_stride}};
+  Sizes strides =
+      batched ? Sizes{batch_stride, row_stride, column_stride} : Sizes{row_stride, column_stride};
+  return {empty_strided(sizes, strides, dtype, like),
+          {form, groups, batched ? batch_stride : 0, row_stride, column_stride}};
 }
 
 // The layout of a given scale tensor (mn, columns) or (batch, mn, columns), whatever its strides.
 inline ScaleLayout scale_layout_of(const Tensor& scale, int64_t groups) {
   const int64_t dim = scale.dim();
   const bool packed = dtype_of(scale) == ScalarType::Int;
-  const ScaleForm form = packed                      ? ScaleForm::kPackedUe8m0
+  const ScaleForm form = packed                       ? ScaleForm::kPackedUe8m0
                          : scale.stride(dim - 1) == 1 ? ScaleForm::kRowMajor
                                                       : ScaleForm::kMnMajor;
-  return {form, groups, dim == 3 ? scale.stride(0) : 0, scale.stride(dim - 2), scale.stride(dim - 1)};
+  return {form, groups, dim == 3 ? scale.stride(0) : 0, scale.stride(dim - 2),
+          scale.stride(dim - 1)};
 }
 
 inline IdMatrix id_matrix(const Tensor& ids) {
@@ -122,42 +142,57 @@ inline Tensor with_aligned_rows(const Tensor& tensor) {
   for (int64_t d = 0; d < dim - 1; ++d) fits = fits && (tensor.stride(d) * element) % 16 == 0;
   if (fits) return tensor;
   // clone, not contiguous: a contiguous but misaligned view must move too.
-  Tensor copy = empty(Sizes(tensor.sizes().begin(), tensor.sizes().end()), dtype_of(tensor), tensor);
+  Tensor copy =
+      empty(Sizes(tensor.sizes().begin(), tensor.sizes().end()), dtype_of(tensor), tensor);
   torch::stable::copy_(copy, tensor);
   return copy;
 }
 
 // ---- registration ----
-// TORCH_BOX copies eight bytes an argument and asks nothing: `float` for a schema's float reads 0. These
-// assertions let only the types through that the stable ABI carries whole.
+// TORCH_BOX copies eight bytes an argument and asks nothing: `float` for a schema's float reads 0.
+// These assertions let only the types through that the stable ABI carries whole.
 namespace detail {
 
-template <typename T> struct IsBoxable : std::false_type {};
-template <> struct IsBoxable<Tensor> : std::true_type {};
-template <> struct IsBoxable<int64_t> : std::true_type {};
-template <> struct IsBoxable<double> : std::true_type {};
-template <> struct IsBoxable<bool> : std::true_type {};
-template <typename T> struct IsBoxable<std::optional<T>> : IsBoxable<T> {};
-template <> struct IsBoxable<std::vector<int64_t>> : std::true_type {};
-template <> struct IsBoxable<std::vector<Tensor>> : std::true_type {};
+template <typename T>
+struct IsBoxable : std::false_type {};
+template <>
+struct IsBoxable<Tensor> : std::true_type {};
+template <>
+struct IsBoxable<int64_t> : std::true_type {};
+template <>
+struct IsBoxable<double> : std::true_type {};
+template <>
+struct IsBoxable<bool> : std::true_type {};
+template <typename T>
+struct IsBoxable<std::optional<T>> : IsBoxable<T> {};
+template <>
+struct IsBoxable<std::vector<int64_t>> : std::true_type {};
+template <>
+struct IsBoxable<std::vector<Tensor>> : std::true_type {};
 
-template <typename T> struct IsReturnable : std::is_same<T, Tensor> {};
-template <> struct IsReturnable<void> : std::true_type {};
-template <typename... Ts> struct IsReturnable<std::tuple<Ts...>> : std::conjunction<std::is_same<Ts, Tensor>...> {};
+template <typename T>
+struct IsReturnable : std::is_same<T, Tensor> {};
+template <>
+struct IsReturnable<void> : std::true_type {};
+template <typename... Ts>
+struct IsReturnable<std::tuple<Ts...>> : std::conjunction<std::is_same<Ts, Tensor>...> {};
 
-template <typename Function> struct CheckedKernel;
+template <typename Function>
+struct CheckedKernel;
 template <typename Return, typename... Args>
 struct CheckedKernel<Return(Args...)> {
   static_assert(std::conjunction_v<IsBoxable<std::remove_cv_t<std::remove_reference_t<Args>>>...>,
-                "a kernel takes Tensor, int64_t, double, bool, optionals of them, and vectors of int64_t or Tensor");
+                "a kernel takes Tensor, int64_t, double, bool, optionals of them, and vectors of "
+                "int64_t or Tensor");
   static_assert(IsReturnable<Return>::value, "a kernel returns Tensor, a tuple of Tensor, or void");
   static constexpr bool value = true;
 };
 
 }  // namespace detail
 
-#define DGMOE_BOX(kernel)                                                               \
-  (static_cast<void>(dgmoe::detail::CheckedKernel<std::remove_pointer_t<decltype(&kernel)>>::value), \
+#define DGMOE_BOX(kernel)                                                              \
+  (static_cast<void>(                                                                  \
+       dgmoe::detail::CheckedKernel<std::remove_pointer_t<decltype(&kernel)>>::value), \
    TORCH_BOX(&kernel))
 
 }  // namespace dgmoe

@@ -1,5 +1,5 @@
-// What the four grouped GEMMs share: d[rows of e] = a[rows of e] @ b[e]^T, fp32 accumulation, one rounding to bf16.
-// Checks of the operands and the plan that a CPU kernel works from.
+// What the four grouped GEMMs share: d[rows of e] = a[rows of e] @ b[e]^T, fp32 accumulation, one
+// rounding to bf16. Checks of the operands and the plan that a CPU kernel works from.
 #pragma once
 
 #include <array>
@@ -32,19 +32,21 @@ struct Granularity {
   int64_t mn, k;
 };
 
-inline Granularity granularity(const Check& check, const char* arg, const std::optional<std::vector<int64_t>>& recipe,
+inline Granularity granularity(const Check& check, const char* arg,
+                               const std::optional<std::vector<int64_t>>& recipe,
                                Granularity fallback) {
   if (!recipe.has_value()) return fallback;
   const auto& r = *recipe;
   const bool legal = r.size() == 2 && (r[0] == 1 || r[0] == 128) && (r[1] == 32 || r[1] == 128);
-  check.that(legal, arg, "be (1 or 128 rows, 32 or 128 columns)", r.size() == 2
-                 ? "(" + std::to_string(r[0]) + ", " + std::to_string(r[1]) + ")"
-                 : std::to_string(r.size()) + " numbers");
+  check.that(legal, arg, "be (1 or 128 rows, 32 or 128 columns)",
+             r.size() == 2 ? "(" + std::to_string(r[0]) + ", " + std::to_string(r[1]) + ")"
+                           : std::to_string(r.size()) + " numbers");
   return {r[0], r[1]};
 }
 
 // Shapes and dtypes of a and b; `masked` says which of the two layouts a has.
-inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const Tensor& b, ScalarType dtype, bool masked) {
+inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const Tensor& b,
+                                     ScalarType dtype, bool masked) {
   check.dtype("a", a, {dtype});
   check.dtype("b", b, {dtype});
   check.dim("a", a, masked ? 3 : 2, masked ? "(experts, m, k)" : "(m, k)");
@@ -65,12 +67,14 @@ inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const 
   return plan;
 }
 
-inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a, const Tensor& a_scale,
-                        const Tensor& b_scale, const std::optional<std::vector<int64_t>>& recipe_a,
+inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a,
+                        const Tensor& a_scale, const Tensor& b_scale,
+                        const std::optional<std::vector<int64_t>>& recipe_a,
                         const std::optional<std::vector<int64_t>>& recipe_b) {
   check.same_device("a_scale", a_scale, "a", a);
   check.same_device("b_scale", b_scale, "a", a);
-  check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a", "be given together with recipe_b",
+  check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a",
+             "be given together with recipe_b",
              recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
   // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block.
   const bool b_packed = dtype_of(b_scale) == ScalarType::Int;
@@ -98,11 +102,12 @@ inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor&
 }
 
 // Row info and output; the last step, since it allocates.
-inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, const Tensor& a, const char* info_arg,
-                                   const Tensor& info) {
+inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, const Tensor& a,
+                                   const char* info_arg, const Tensor& info) {
   check.dtype(info_arg, info, {ScalarType::Int});
   check.dim(info_arg, info, 1, plan.masked ? "(experts,)" : "(m,)");
-  check.size(info_arg, info, 0, plan.masked ? plan.experts : plan.m, plan.masked ? "the experts of a" : "the rows of a");
+  check.size(info_arg, info, 0, plan.masked ? plan.experts : plan.m,
+             plan.masked ? "the experts of a" : "the rows of a");
   check.same_device(info_arg, info, "a", a);
   check.contiguous(info_arg, info);
   plan.row_info = static_cast<const int32_t*>(data_of(info));

@@ -1,7 +1,9 @@
 // grouped_gemm_nt_bf16_contig: d = a @ b^T by expert, on contiguous segments.
-//   a [m, k] bfloat16 contiguous      b [experts, n, k] bfloat16 contiguous
-//   m_indices [m] int32 expert of each row, or -1 for padding; an expert's rows stand together, in front of its padding
-//   -> d [m, n] bfloat16; rows with m_indices -1 hold no promise.
+//   a           [m, k] bfloat16, contiguous
+//   b           [experts, n, k] bfloat16, contiguous
+//   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
+//               front of its padding
+//   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
 // fp32 accumulation, one rounding to bf16.
 #pragma once
 
@@ -12,8 +14,8 @@ namespace dgmoe {
 constexpr char kGroupedGemmNtBf16ContigSchema[] =
     "grouped_gemm_nt_bf16_contig(Tensor a, Tensor b, Tensor m_indices) -> Tensor";
 
-inline GroupedGemmCall plan_grouped_gemm_nt_bf16_contig(
-    const Tensor& a, const Tensor& b, const Tensor& m_indices) {
+inline GroupedGemmCall plan_grouped_gemm_nt_bf16_contig(const Tensor& a, const Tensor& b,
+                                                        const Tensor& m_indices) {
   const Check check("grouped_gemm_nt_bf16_contig");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::BFloat16, false);
   return plan_output(check, plan, a, "m_indices", m_indices);

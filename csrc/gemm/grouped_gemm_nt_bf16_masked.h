@@ -1,7 +1,9 @@
 // grouped_gemm_nt_bf16_masked: d = a @ b^T by expert, on a masked slab.
-//   a [experts, m, k] bfloat16 contiguous      b [experts, n, k] bfloat16 contiguous
-//   masked_m [experts] int32 valid rows of each expert      expected_m a hint at the rows an expert has, >= 1
-//   -> d [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise.
+//   a           [experts, m, k] bfloat16, contiguous
+//   b           [experts, n, k] bfloat16, contiguous
+//   masked_m    [experts] int32 valid rows
+//   expected_m  a hint at the rows an expert has, at least 1; never changes the result
+//   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
 // fp32 accumulation, one rounding to bf16.
 #pragma once
 
@@ -12,8 +14,9 @@ namespace dgmoe {
 constexpr char kGroupedGemmNtBf16MaskedSchema[] =
     "grouped_gemm_nt_bf16_masked(Tensor a, Tensor b, Tensor masked_m, int expected_m) -> Tensor";
 
-inline GroupedGemmCall plan_grouped_gemm_nt_bf16_masked(
-    const Tensor& a, const Tensor& b, const Tensor& masked_m, int64_t expected_m) {
+inline GroupedGemmCall plan_grouped_gemm_nt_bf16_masked(const Tensor& a, const Tensor& b,
+                                                        const Tensor& masked_m,
+                                                        int64_t expected_m) {
   const Check check("grouped_gemm_nt_bf16_masked");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::BFloat16, true);
   check.at_least("expected_m", expected_m, 1);

@@ -1,10 +1,14 @@
 // grouped_gemm_nt_f8f8bf16_contig: d = a @ b^T by expert, on contiguous segments.
-//   a [m, k] float8_e4m3fn contiguous, a_scale [m, groups] float32 or packed UE8M0 int32, any strides
-//   b [experts, n, k] float8_e4m3fn contiguous, b_scale [experts, ceil(n / 128), ceil(k / 128)] float32, or packed
-//   UE8M0 int32 [experts, n, ceil(k / 512)], any strides
-//   m_indices [m] int32 expert of each row, or -1 for padding; an expert's rows stand together, in front of its padding
-//   recipe_a, recipe_b (rows, columns) that one scale covers: default (1, 128) and (128, 128), (1, 128) when packed
-//   -> d [m, n] bfloat16; rows with m_indices -1 hold no promise.
+//   a           [m, k] float8_e4m3fn, contiguous
+//   a_scale     [m, groups] float32, or packed UE8M0 int32, any strides
+//   b           [experts, n, k] float8_e4m3fn, contiguous
+//   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
+//               [experts, n, ceil(k / 512)], any strides
+//   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
+//               front of its padding
+//   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
+//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
 #pragma once
 
@@ -17,8 +21,9 @@ constexpr char kGroupedGemmNtF8f8bf16ContigSchema[] =
     " m_indices, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
 
 inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_contig(
-    const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale, const Tensor& m_indices,
-    const std::optional<std::vector<int64_t>>& recipe_a, const std::optional<std::vector<int64_t>>& recipe_b) {
+    const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+    const Tensor& m_indices, const std::optional<std::vector<int64_t>>& recipe_a,
+    const std::optional<std::vector<int64_t>>& recipe_b) {
   const Check check("grouped_gemm_nt_f8f8bf16_contig");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, false);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);

@@ -1,10 +1,14 @@
 // grouped_gemm_nt_f8f8bf16_masked: d = a @ b^T by expert, on a masked slab.
-//   a [experts, m, k] float8_e4m3fn contiguous, a_scale [experts, m, groups] float32 or packed UE8M0 int32, any strides
-//   b [experts, n, k] float8_e4m3fn contiguous, b_scale [experts, ceil(n / 128), ceil(k / 128)] float32, or packed
-//   UE8M0 int32 [experts, n, ceil(k / 512)], any strides
-//   masked_m [experts] int32 valid rows of each expert      expected_m a hint at the rows an expert has, >= 1
-//   recipe_a, recipe_b (rows, columns) that one scale covers: default (1, 128) and (128, 128), (1, 128) when packed
-//   -> d [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise.
+//   a           [experts, m, k] float8_e4m3fn, contiguous
+//   a_scale     [experts, m, groups] float32, or packed UE8M0 int32, any strides
+//   b           [experts, n, k] float8_e4m3fn, contiguous
+//   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
+//               [experts, n, ceil(k / 512)], any strides
+//   masked_m    [experts] int32 valid rows
+//   expected_m  a hint at the rows an expert has, at least 1; never changes the result
+//   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
+//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
 #pragma once
 
@@ -17,9 +21,9 @@ constexpr char kGroupedGemmNtF8f8bf16MaskedSchema[] =
     " masked_m, int expected_m, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
 
 inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_masked(
-    const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale, const Tensor& masked_m,
-    int64_t expected_m, const std::optional<std::vector<int64_t>>& recipe_a, const
-    std::optional<std::vector<int64_t>>& recipe_b) {
+    const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+    const Tensor& masked_m, int64_t expected_m, const std::optional<std::vector<int64_t>>& recipe_a,
+    const std::optional<std::vector<int64_t>>& recipe_b) {
   const Check check("grouped_gemm_nt_f8f8bf16_masked");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, true);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);

@@ -1,12 +1,15 @@
 // ep_scatter: tokens to contiguous segments, one an expert, each padded to `alignment` rows.
-//   x [tokens, k] float8_e4m3fn with x_scale [tokens, groups] float32 or [tokens, words] int32 (packed UE8M0), any
-//   strides; or bfloat16 without x_scale      topk_ids [tokens, top_k] int32 or int64, any strides
-//   scale_form of the result: 0 or 1 for float32 scales, 2 for int32      alignment a multiple of 4
-//   -> rows [M, k] dtype of x, scale [M, columns] in scale_form (or [0] float32), m_indices [M] int32 expert or -1,
-//      src2dst [tokens, top_k] int32 row or -1;   M = alignment * (n + (A - n) // alignment), A = tokens * top_k,
-//      n = min(A, E): the most rows that any routing can need
-// Row order is token order; a token that names an expert twice has one row, shared by both slots. Rows with m_indices
-// -1 stay unwritten; the scales of those within a segment are 1, those past the last segment stay unwritten.
+//   x            [tokens, k] float8_e4m3fn or bfloat16, any strides
+//   x_scale      [tokens, groups] float32 or [tokens, words] int32 (packed UE8M0), any strides;
+//                None for bfloat16
+//   topk_ids, num_local_experts, expert_start  as in moe_dispatch_index
+//   scale_form   of the result: 0 or 1 for float32 scales, 2 for packed ones
+//   alignment    rows to which a segment is padded, a multiple of 4
+//   ->           rows [M, k] dtype of x, scale [M, columns] in scale_form (or [0] float32),
+//                m_indices [M] int32 expert or -1, src2dst [tokens, top_k] int32 row or -1
+// M = alignment * (n + (A - n) // alignment), A = tokens * top_k, n = min(A, E): what the worst
+// routing needs. Row order is token order; a token that names an expert twice has one row, shared
+// by both slots. Rows with m_indices -1 stay unwritten; the scales of those within a segment are 1.
 #pragma once
 
 #include "../common/check.h"
@@ -14,7 +17,8 @@
 namespace dgmoe {
 
 constexpr char kEpScatterSchema[] =
-    "ep_scatter(Tensor x, Tensor? x_scale, Tensor topk_ids, int num_local_experts, *, int expert_start=0,"
+    "ep_scatter(Tensor x, Tensor? x_scale, Tensor topk_ids, int num_local_experts, *, int "
+    "expert_start=0,"
     " int scale_form=1, int alignment=128) -> (Tensor, Tensor, Tensor, Tensor)";
 
 struct EpScatterPlan {
@@ -39,21 +43,23 @@ struct EpScatterCall {
   EpScatterPlan plan;
 };
 
-inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor>& x_scale, const Tensor& topk_ids,
-                                     int64_t num_local_experts, int64_t expert_start, int64_t scale_form,
-                                     int64_t alignment) {
+inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor>& x_scale,
+                                     const Tensor& topk_ids, int64_t num_local_experts,
+                                     int64_t expert_start, int64_t scale_form, int64_t alignment) {
   const Check check("ep_scatter");
   check.dtype("x", x, {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
   check.dim("x", x, 2, "(tokens, k)");
   const bool quantized = dtype_of(x) == ScalarType::Float8_e4m3fn;
-  check.that(x_scale.has_value() == quantized, "x_scale", "be given for float8_e4m3fn x and only for it",
+  check.that(x_scale.has_value() == quantized, "x_scale",
+             "be given for float8_e4m3fn x and only for it",
              x_scale.has_value() ? "a tensor" : "None");
   check.ids("topk_ids", topk_ids, "x", x);
   check.size("topk_ids", topk_ids, 0, x.size(0), "the tokens of x");
   check.at_least("num_local_experts", num_local_experts, 0);
   check.at_least("expert_start", expert_start, 0);
   const ScaleForm form = check.scale_form(scale_form);
-  check.that(alignment > 0 && alignment % kTmaElements == 0, "alignment", "be a positive multiple of 4", alignment);
+  check.that(alignment > 0 && alignment % kTmaElements == 0, "alignment",
+             "be a positive multiple of 4", alignment);
   int64_t groups = 0;
   if (quantized) {
     check.dtype("x_scale", *x_scale, {ScalarType::Float, ScalarType::Int});
@@ -62,7 +68,8 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
     check.same_device("x_scale", *x_scale, "x", x);
     const bool packed = dtype_of(*x_scale) == ScalarType::Int;
     check.that(packed == (form == ScaleForm::kPackedUe8m0), "scale_form",
-               packed ? "be 2 for int32 (packed UE8M0) x_scale" : "be 0 or 1 for float32 x_scale", scale_form);
+               packed ? "be 2 for int32 (packed UE8M0) x_scale" : "be 0 or 1 for float32 x_scale",
+               scale_form);
     groups = x_scale->size(1) * (packed ? kGroupsPerWord : 1);
   }
   const int64_t tokens = x.size(0);

@@ -1,9 +1,12 @@
-// moe_dispatch_index: where each (token, slot) goes in a masked slab, and how many rows each local expert has.
-//   topk_ids [tokens, top_k] int32 or int64, any strides      num_local_experts E      m_max slab rows an expert
-//   expert_start global id of local expert 0; ids outside [expert_start, expert_start + E) are not routed here
-//   -> masked_m [E] int32 true row counts, src2dst [tokens, top_k] int32 slab row e * m_max + j, or -1
-// Row j of an expert follows token order. A token that names an expert twice has one row, shared by both slots, so
-// m_max >= tokens always suffices and is required.
+// moe_dispatch_index: where each (token, slot) goes in a masked slab; the rows of each expert.
+//   topk_ids           [tokens, top_k] int32 or int64, any strides
+//   num_local_experts  E
+//   m_max              slab rows an expert, at least tokens
+//   expert_start       global id of local expert 0; ids outside [start, start + E) are elsewhere
+//   ->                 masked_m [E] int32 true row counts,
+//                      src2dst [tokens, top_k] int32 slab row e * m_max + j, or -1
+// Row j of an expert follows token order. A token that names an expert twice has one row, shared by
+// both slots, so that m_max >= tokens always suffices.
 #pragma once
 
 #include "../common/check.h"
@@ -11,7 +14,8 @@
 namespace dgmoe {
 
 constexpr char kMoeDispatchIndexSchema[] =
-    "moe_dispatch_index(Tensor topk_ids, int num_local_experts, int m_max, int expert_start=0) -> (Tensor, Tensor)";
+    "moe_dispatch_index(Tensor topk_ids, int num_local_experts, int m_max, int expert_start=0) -> "
+    "(Tensor, Tensor)";
 
 struct DispatchIndexPlan {
   IdMatrix ids;
@@ -26,13 +30,15 @@ struct MoeDispatchIndexCall {
 };
 
 // Shared with the ops of this room that place rows themselves.
-inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor& topk_ids, int64_t num_local_experts,
-                                                int64_t m_max, int64_t expert_start) {
+inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor& topk_ids,
+                                                int64_t num_local_experts, int64_t m_max,
+                                                int64_t expert_start) {
   check.at_least("num_local_experts", num_local_experts, 0);
   check.at_least("expert_start", expert_start, 0);
   const int64_t tokens = topk_ids.size(0);
   check.at_least("m_max", m_max, tokens);
-  check.that(num_local_experts * m_max <= INT32_MAX, "m_max", "keep num_local_experts * m_max below 2^31", m_max);
+  check.that(num_local_experts * m_max <= INT32_MAX, "m_max",
+             "keep num_local_experts * m_max below 2^31", m_max);
   Tensor masked_m = empty({num_local_experts}, ScalarType::Int, topk_ids);
   Tensor src2dst = empty({tokens, topk_ids.size(1)}, ScalarType::Int, topk_ids);
   DispatchIndexPlan plan{id_matrix(topk_ids),
@@ -46,7 +52,8 @@ inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor
   return {masked_m, src2dst, plan};
 }
 
-inline MoeDispatchIndexCall plan_moe_dispatch_index(const Tensor& topk_ids, int64_t num_local_experts, int64_t m_max,
+inline MoeDispatchIndexCall plan_moe_dispatch_index(const Tensor& topk_ids,
+                                                    int64_t num_local_experts, int64_t m_max,
                                                     int64_t expert_start) {
   const Check check("moe_dispatch_index");
   check.ids("topk_ids", topk_ids, "topk_ids", topk_ids);

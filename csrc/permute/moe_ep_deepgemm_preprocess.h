@@ -1,11 +1,14 @@
-// moe_ep_deepgemm_preprocess: count, place and quantise in one op: tokens to the masked slab that GEMM1 reads.
-//   hidden_states [tokens, hidden] bfloat16, any strides      topk_ids [tokens, top_k] int32 or int64, any strides
-//   group_size 32 or 128, or 0 to keep bfloat16      scale_form, round_scale as in quant_group_fp8
-//   padded_k slab columns, zero from hidden on      m_max slab rows an expert (default round_up(tokens, 256))
-//   -> rows [E, m_max, padded_k] float8_e4m3fn (or bfloat16), scale [E, m_max, groups] in scale_form (or [0] float32),
-//      masked_m [E] int32, src2dst [tokens, top_k] int32 as in moe_dispatch_index
-// Rows from masked_m[e] on stay unwritten. Their scales are 1 up to the end of the 128-row tile that holds valid rows
-// and stay unwritten beyond it.
+// moe_ep_deepgemm_preprocess: count, place and quantise tokens into the slab that GEMM1 reads.
+//   hidden_states      [tokens, hidden] bfloat16, any strides
+//   topk_ids, num_local_experts, expert_start  as in moe_dispatch_index
+//   group_size         32 or 128, or 0 to keep bfloat16
+//   scale_form, round_scale, padded_k  as in quant_group_fp8
+//   m_max              slab rows an expert, default round_up(tokens, 256)
+//   ->                 rows [E, m_max, padded_k] float8_e4m3fn (or bfloat16),
+//                      scale [E, m_max, groups] in scale_form (or [0] float32),
+//                      masked_m [E] int32, src2dst [tokens, top_k] int32
+// Rows from masked_m[e] on stay unwritten. Their scales are 1 up to the end of the 128-row tile
+// that holds valid rows and stay unwritten beyond it.
 #pragma once
 
 #include "moe_dispatch_index.h"
@@ -13,8 +16,10 @@
 namespace dgmoe {
 
 constexpr char kMoeEpDeepgemmPreprocessSchema[] =
-    "moe_ep_deepgemm_preprocess(Tensor hidden_states, Tensor topk_ids, int num_local_experts, *, int expert_start=0,"
-    " int group_size=128, int scale_form=1, bool round_scale=False, int? padded_k=None, int? m_max=None)"
+    "moe_ep_deepgemm_preprocess(Tensor hidden_states, Tensor topk_ids, int num_local_experts, *, "
+    "int expert_start=0,"
+    " int group_size=128, int scale_form=1, bool round_scale=False, int? padded_k=None, int? "
+    "m_max=None)"
     " -> (Tensor, Tensor, Tensor, Tensor)";
 
 struct PreprocessPlan {
@@ -35,9 +40,9 @@ struct MoeEpDeepgemmPreprocessCall {
 };
 
 inline MoeEpDeepgemmPreprocessCall plan_moe_ep_deepgemm_preprocess(
-    const Tensor& hidden_states, const Tensor& topk_ids, int64_t num_local_experts, int64_t expert_start,
-    int64_t group_size, int64_t scale_form, bool round_scale, std::optional<int64_t> padded_k,
-    std::optional<int64_t> m_max) {
+    const Tensor& hidden_states, const Tensor& topk_ids, int64_t num_local_experts,
+    int64_t expert_start, int64_t group_size, int64_t scale_form, bool round_scale,
+    std::optional<int64_t> padded_k, std::optional<int64_t> m_max) {
   const Check check("moe_ep_deepgemm_preprocess");
   check.dtype("hidden_states", hidden_states, {ScalarType::BFloat16});
   check.dim("hidden_states", hidden_states, 2, "(tokens, hidden)");
@@ -48,14 +53,15 @@ inline MoeEpDeepgemmPreprocessCall plan_moe_ep_deepgemm_preprocess(
   const int64_t k = hidden_states.size(1);
   const int64_t width = check.padded("padded_k", padded_k, k);
   const int64_t slab = m_max.has_value() ? *m_max : slab_rows(hidden_states.size(0));
-  MoeDispatchIndexCall index = plan_dispatch_index(check, topk_ids, num_local_experts, slab, expert_start);
+  MoeDispatchIndexCall index =
+      plan_dispatch_index(check, topk_ids, num_local_experts, slab, expert_start);
   const bool quantized = group_size != 0;
   Tensor in = with_aligned_rows(hidden_states);
   Tensor rows = empty({num_local_experts, slab, width},
                       quantized ? ScalarType::Float8_e4m3fn : ScalarType::BFloat16, hidden_states);
-  ScaleTensor scale = quantized
-                          ? empty_scale(num_local_experts, slab, ceil_div(width, group_size), form, hidden_states)
-                          : ScaleTensor{empty({0}, ScalarType::Float, hidden_states), {}};
+  ScaleTensor scale = quantized ? empty_scale(num_local_experts, slab, ceil_div(width, group_size),
+                                              form, hidden_states)
+                                : ScaleTensor{empty({0}, ScalarType::Float, hidden_states), {}};
   PreprocessPlan plan{index.plan,
                       static_cast<const uint16_t*>(data_of(in)),
                       in.stride(0),

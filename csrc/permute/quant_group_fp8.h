@@ -1,10 +1,14 @@
-// quant_group_fp8: tokens to e4m3 with one scale a group of consecutive columns.
-//   x [rows, k] bfloat16 or float32, any strides      group_size 32 or 128
-//   scale_form 0 fp32 row-major, 1 fp32 MN-major TMA-aligned, 2 packed UE8M0 MN-major (always powers of two)
-//   round_scale rounds fp32 scales up to powers of two      padded_k columns of the result, zero from k on
-//   -> q [rows, padded_k] float8_e4m3fn, scale [rows, ceil(padded_k / group_size)] in scale_form
-// a = max(amax, 1e-10); scale a * fl(1/448), multiplier 448 / a; or scale 2^ceil(log2(a / 448)), multiplier its
-// inverse; values saturate at 448. A group that holds an inf or NaN gets scale NaN (byte 255) and NaN bytes.
+// quant_group_fp8: rows to e4m3 with one scale a group of consecutive columns.
+//   x            [rows, k] bfloat16 or float32, any strides
+//   group_size   32 or 128
+//   scale_form   0 fp32 row-major, 1 fp32 MN-major TMA-aligned, 2 packed UE8M0 MN-major
+//   round_scale  round fp32 scales up to powers of two; packed ones always are
+//   padded_k     columns of the result, zero from k on
+//   ->           q [rows, padded_k] float8_e4m3fn,
+//                scale [rows, ceil(padded_k / group_size)] in scale_form
+// a = max(amax, 1e-10); scale a * fl(1/448) and multiplier 448 / a, or scale 2^ceil(log2(a / 448))
+// and multiplier its inverse; values saturate at 448. A group with an inf or NaN gets scale NaN
+// (byte 255) and NaN bytes.
 #pragma once
 
 #include "../common/check.h"
@@ -12,7 +16,8 @@
 namespace dgmoe {
 
 constexpr char kQuantGroupFp8Schema[] =
-    "quant_group_fp8(Tensor x, int group_size, int scale_form, bool round_scale=False, int? padded_k=None)"
+    "quant_group_fp8(Tensor x, int group_size, int scale_form, bool round_scale=False, int? "
+    "padded_k=None)"
     " -> (Tensor, Tensor)";
 
 struct QuantGroupFp8Plan {
@@ -32,8 +37,9 @@ struct QuantGroupFp8Call {
   QuantGroupFp8Plan plan;
 };
 
-inline QuantGroupFp8Call plan_quant_group_fp8(const Tensor& x, int64_t group_size, int64_t scale_form,
-                                              bool round_scale, std::optional<int64_t> padded_k) {
+inline QuantGroupFp8Call plan_quant_group_fp8(const Tensor& x, int64_t group_size,
+                                              int64_t scale_form, bool round_scale,
+                                              std::optional<int64_t> padded_k) {
   const Check check("quant_group_fp8");
   check.dtype("x", x, {ScalarType::BFloat16, ScalarType::Float});
   check.dim("x", x, 2, "(rows, k)");

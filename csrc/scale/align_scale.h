@@ -1,6 +1,6 @@
-// align_scale: fp32 scales to the MN-major, TMA-aligned layout that SM90 GEMMs read. Always a copy, never an alias.
-//   scale [mn, groups] or [batch, mn, groups] float32, any strides
-//   -> same shape float32, strides (.., 1, round_up(mn, 4))
+// align_scale: fp32 scales to the MN-major, TMA-aligned layout of SM90 GEMMs. Always a copy.
+//   scale  [mn, groups] or [batch, mn, groups] float32, any strides
+//   ->     same shape float32, strides (.., 1, round_up(mn, 4))
 // Values are unchanged; the up to three rows of alignment slack hold 1.
 #pragma once
 
@@ -30,7 +30,8 @@ inline AlignScaleCall plan_align_scale(const Tensor& scale) {
   if (!batched) check.dim("scale", scale, 2, "(mn, groups) or (batch, mn, groups)");
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
-  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1), ScaleForm::kMnMajor, scale);
+  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
+                                ScaleForm::kMnMajor, scale);
   AlignScalePlan plan{static_cast<const float*>(data_of(scale)),
                       batched ? scale.stride(0) : 0,
                       scale.stride(d),

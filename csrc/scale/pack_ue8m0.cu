@@ -10,7 +10,8 @@ __global__ void pack_ue8m0_kernel(PackUe8m0Plan plan) {
   const int64_t columns = plan.layout.columns();
   const int64_t words = plan.batches * columns * plan.padded_rows;
   const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words; i += step) {
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < words;
+       i += step) {
     const int64_t row = i % plan.padded_rows;
     const int64_t column = i / plan.padded_rows % columns;
     const int64_t batch = i / plan.padded_rows / columns;
@@ -22,8 +23,8 @@ __global__ void pack_ue8m0_kernel(PackUe8m0Plan plan) {
     for (int64_t byte = 0; byte < kGroupsPerWord; ++byte) {
       const int64_t group = column * kGroupsPerWord + byte;
       if (group >= plan.layout.groups) break;
-      const float scale =
-          plan.in[batch * plan.in_batch_stride + row * plan.in_row_stride + group * plan.in_group_stride];
+      const float scale = plan.in[batch * plan.in_batch_stride + row * plan.in_row_stride +
+                                  group * plan.in_group_stride];
       word |= static_cast<uint32_t>(float_to_ue8m0(scale)) << (8 * byte);
     }
     static_cast<uint32_t*>(plan.out)[plan.layout.at(batch, row, column)] = word;
@@ -41,4 +42,6 @@ Tensor pack_ue8m0_cuda(const Tensor& scale) {
 }  // namespace
 }  // namespace dgmoe
 
-STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) { m.impl("pack_ue8m0", DGMOE_BOX(dgmoe::pack_ue8m0_cuda)); }
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
+  m.impl("pack_ue8m0", DGMOE_BOX(dgmoe::pack_ue8m0_cuda));
+}

@@ -1,8 +1,9 @@
-// pack_ue8m0: fp32 scales to packed UE8M0 exponent bytes, in the layout that SM100 and SM120 GEMMs read.
-//   scale [mn, groups] or [batch, mn, groups] float32, any strides
-//   -> [.., mn, ceil(groups / 4)] int32, four bytes a word (little end first), strides (1, round_up(mn, 4))
-// Rounds up: byte = exponent + (mantissa != 0), in [1, 254]; inf, NaN and negative scales are byte 255 (NaN).
-// Missing bytes of a row's last word are 0; the up to three rows of alignment slack hold scale 1.
+// pack_ue8m0: fp32 scales to packed UE8M0 exponent bytes, as SM100 and SM120 GEMMs read them.
+//   scale  [mn, groups] or [batch, mn, groups] float32, any strides
+//   ->     [.., mn, ceil(groups / 4)] int32, four bytes a word, little end first, strides
+//          (1, round_up(mn, 4))
+// Rounds up: byte = exponent + (mantissa != 0), in [1, 254]; inf, NaN and negative scales are byte
+// 255 (NaN). Missing bytes of a row's last word are 0; the up to three rows of slack hold 1.
 #pragma once
 
 #include "../common/check.h"
@@ -31,7 +32,8 @@ inline PackUe8m0Call plan_pack_ue8m0(const Tensor& scale) {
   if (!batched) check.dim("scale", scale, 2, "(mn, groups) or (batch, mn, groups)");
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
-  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1), ScaleForm::kPackedUe8m0, scale);
+  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
+                                ScaleForm::kPackedUe8m0, scale);
   PackUe8m0Plan plan{static_cast<const float*>(data_of(scale)),
                      batched ? scale.stride(0) : 0,
                      scale.stride(d),

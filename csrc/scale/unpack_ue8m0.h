@@ -1,7 +1,7 @@
 // unpack_ue8m0: packed UE8M0 exponent bytes back to fp32 scales.
-//   packed [mn, ceil(groups / 4)] or [batch, mn, ceil(groups / 4)] int32, any strides
-//   groups the number of scales a row (the last word may hold fewer than four)
-//   -> [.., mn, groups] float32, contiguous
+//   packed  [mn, ceil(groups / 4)] or [batch, mn, ceil(groups / 4)] int32, any strides
+//   groups  scales a row; the last word may hold fewer than four
+//   ->      [.., mn, groups] float32, contiguous
 // Byte b is 2^(b-127); byte 0 is 2^-127 and byte 255 is NaN, as the hardware reads them.
 #pragma once
 
@@ -33,8 +33,9 @@ inline UnpackUe8m0Call plan_unpack_ue8m0(const Tensor& packed, int64_t groups) {
   Sizes sizes(packed.sizes().begin(), packed.sizes().end());
   sizes[dim - 1] = groups;
   Tensor out = empty(sizes, ScalarType::Float, packed);
-  UnpackUe8m0Plan plan{data_of(packed), scale_layout_of(packed, groups), static_cast<float*>(mutable_data_of(out)),
-                       dim == 3 ? packed.size(0) : 1, packed.size(dim - 2)};
+  UnpackUe8m0Plan plan{data_of(packed), scale_layout_of(packed, groups),
+                       static_cast<float*>(mutable_data_of(out)), dim == 3 ? packed.size(0) : 1,
+                       packed.size(dim - 2)};
   return {out, plan};
 }
 

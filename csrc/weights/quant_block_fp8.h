@@ -1,7 +1,8 @@
 // quant_block_fp8: weights to e4m3 with one fp32 scale a 128x128 block.
-//   weight [n, k] or [experts, n, k] bfloat16 or float32, any strides
-//   round_scale rounds scales up to powers of two (what UE8M0 targets need)
-//   -> q same shape float8_e4m3fn contiguous, scale [.., ceil(n / 128), ceil(k / 128)] float32 contiguous
+//   weight       [n, k] or [experts, n, k] bfloat16 or float32, any strides
+//   round_scale  round scales up to powers of two (what UE8M0 targets need)
+//   ->           q same shape float8_e4m3fn, contiguous,
+//                scale [.., ceil(n / 128), ceil(k / 128)] float32, contiguous
 // Numerics as in quant_group_fp8, the group being the block.
 #pragma once
 
@@ -9,7 +10,8 @@
 
 namespace dgmoe {
 
-constexpr char kQuantBlockFp8Schema[] = "quant_block_fp8(Tensor weight, bool round_scale=False) -> (Tensor, Tensor)";
+constexpr char kQuantBlockFp8Schema[] =
+    "quant_block_fp8(Tensor weight, bool round_scale=False) -> (Tensor, Tensor)";
 
 struct QuantBlockFp8Plan {
   const void* weight;

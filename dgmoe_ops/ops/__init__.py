@@ -1,4 +1,5 @@
-"""The ops, a module a room. Each wrapper calls `torch.ops.dgmoe.<name>`; its fake stands directly under it."""
+"""The ops, a module a room. Each wrapper calls `torch.ops.dgmoe.<name>`; its fake stands directly
+under it."""
 
 from .activation import (
     silu_and_mul,

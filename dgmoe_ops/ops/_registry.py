@@ -1,4 +1,5 @@
-"""What every op of the package gets besides its kernels: a refusal of autograd that names the argument."""
+"""What every op of the package gets besides its kernels: a refusal of autograd that names the
+argument."""
 
 import torch
 
@@ -16,7 +17,8 @@ def refuse_grad(name: str, arg: str) -> None:
 def inference_only(overload: torch._ops.OpOverload) -> None:
     """Register an autograd kernel that refuses tensors that require grad and otherwise steps aside.
 
-    Without it PyTorch would silently return outputs that do not require grad. Inference mode skips it altogether.
+    Without it PyTorch would silently return outputs that do not require grad. Inference mode skips
+    it altogether.
     """
     schema = overload._schema
     name = schema.name.split("::")[1]
@@ -36,7 +38,8 @@ def inference_only(overload: torch._ops.OpOverload) -> None:
 
 
 def fake_of(name: str):
-    """Decorate the fake kernel of `dgmoe::<name>`; the op becomes inference-only in the same step."""
+    """Decorate the fake kernel of `dgmoe::<name>`; the op becomes inference-only in the same
+    step."""
 
     def register(function):
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=_LIBRARY)

@@ -17,13 +17,14 @@ def silu_and_mul(
     """Compute `silu(gate) * up` between the GEMMs of the bf16 recipe, in either layout.
 
     Args:
-        gate_up: (experts, m, 2 * intermediate) bfloat16 with `masked_m`, or (m, 2 * intermediate); gate first; any
-            strides.
+        gate_up: (experts, m, 2 * intermediate) bfloat16 with `masked_m`, or (m, 2 * intermediate);
+            gate first; any strides.
         masked_m: (experts,) int32, valid rows of each expert.
         m_indices: (m,) int32, -1 for padding; None means that every row is valid.
 
     Returns:
-        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid hold no promise.
+        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid hold no
+        promise.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
@@ -51,13 +52,13 @@ def silu_and_mul_post_quant_masked(
         gate_up: (experts, m, 2 * intermediate) bfloat16, gate first, any strides.
         masked_m: (experts,) int32, valid rows of each expert.
         group_size, scale_form, round_scale: as in `quant_group_fp8`.
-        round_activation: round the product to bfloat16 before quantising, for parity with layers that do; by default
-            it is quantised from fp32.
+        round_activation: round the product to bfloat16 before quantising, for parity with layers
+            that do; by default it is quantised from fp32.
 
     Returns:
-        q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate / group_size)) in
-        `scale_form`. Rows from masked_m[e] on hold no promise; their scales are 1 within the last valid row's tile of
-        128 rows.
+        q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
+        group_size)) in `scale_form`. Rows from masked_m[e] on hold no promise; their scales are 1
+        within the last valid row's tile of 128 rows.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
@@ -101,13 +102,16 @@ def silu_and_mul_post_quant_contig(
 
     Args:
         gate_up: (m, 2 * intermediate) bfloat16, gate first, any strides.
-        m_indices: (m,) int32, the expert of a row or -1 for padding; None means that every row is valid.
-        group_size, scale_form, round_scale, round_activation: as in `silu_and_mul_post_quant_masked`.
+        m_indices: (m,) int32, the expert of a row or -1 for padding; None means that every row is
+            valid.
+        group_size, scale_form, round_scale, round_activation: as in
+            `silu_and_mul_post_quant_masked`.
         alignment: rows to which segments are padded.
 
     Returns:
-        q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in `scale_form`. Padding rows
-        hold no promise; their scales are 1 where they share a tile of `alignment` rows with valid ones.
+        q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
+        `scale_form`. Padding rows hold no promise; their scales are 1 where they share a tile of
+        `alignment` rows with valid ones.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.

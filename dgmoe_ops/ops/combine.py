@@ -15,18 +15,20 @@ def post_reorder_deepgemm(
     routed_scaling_factor: float = 1.0,
     hidden_size: int | None = None,
 ) -> torch.Tensor:
-    """Weigh the expert outputs of each token, sum them in top-k order, scale, and return to token order.
+    """Weigh the expert outputs of each token, sum them in top-k order, scale, and return to token
+    order.
 
     Args:
         y: (rows, columns) or (experts, m, columns) bfloat16, any strides.
-        src2dst: (tokens, top_k) int32 or int64, the row of y (a slab counts as experts * m rows), or -1.
+        src2dst: (tokens, top_k) int32 or int64, the row of y (a slab counts as experts * m rows),
+            or -1.
         topk_weights: (tokens, top_k) float32, bfloat16 or float16.
         routed_scaling_factor: multiplies the sum, in fp32.
         hidden_size: columns of the result, at most those of y. Default all.
 
     Returns:
-        (tokens, hidden_size) bfloat16: fp32 fused multiply-adds in slot order, one rounding. A token without a row is
-        exactly 0.
+        (tokens, hidden_size) bfloat16: fp32 fused multiply-adds in slot order, one rounding. A
+        token without a row is exactly 0.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
@@ -55,7 +57,8 @@ def ep_gather(
     *,
     hidden_size: int | None = None,
 ) -> torch.Tensor:
-    """Weigh and sum the rows of contiguous segments that came from a dispatcher, back in arrival order.
+    """Weigh and sum the rows of contiguous segments that came from a dispatcher, back in arrival
+    order.
 
     Args:
         y: (rows, columns) bfloat16, any strides.
@@ -65,13 +68,15 @@ def ep_gather(
         hidden_size: columns of the result, at most those of y. Default all.
 
     Returns:
-        (tokens, hidden_size) bfloat16, as in `post_reorder_deepgemm` with factor 1. A slot counts where neither its id
-        nor its row is negative.
+        (tokens, hidden_size) bfloat16, as in `post_reorder_deepgemm` with factor 1. A slot counts
+        where neither its id nor its row is negative.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
     """
-    return torch.ops.dgmoe.ep_gather(y, topk_ids, topk_weights, output_index, hidden_size=hidden_size)
+    return torch.ops.dgmoe.ep_gather(
+        y, topk_ids, topk_weights, output_index, hidden_size=hidden_size
+    )
 
 
 @fake_of("ep_gather")

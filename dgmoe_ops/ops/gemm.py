@@ -27,16 +27,19 @@ def grouped_gemm_nt_f8f8bf16_masked(
 
     Args:
         a: (experts, m, k) float8_e4m3fn, contiguous.
-        a_scale: (experts, m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major on CUDA.
+        a_scale: (experts, m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major
+            on CUDA.
         b: (experts, n, k) float8_e4m3fn, contiguous.
-        b_scale: (experts, ceil(n / 128), ceil(k / 128)) float32, or packed UE8M0 int32 (experts, n, ceil(k / 512)).
+        b_scale: (experts, ceil(n / 128), ceil(k / 128)) float32, or packed UE8M0 int32 (experts, n,
+            ceil(k / 512)).
         masked_m: (experts,) int32, valid rows of each expert.
         expected_m: a hint at the rows an expert has, at least 1; it never changes the result.
-        recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128) and (128, 128),
-            or (1, 128) twice where `b_scale` is packed.
+        recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128)
+            and (128, 128), or (1, 128) twice where `b_scale` is packed.
 
     Returns:
-        (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one rounding.
+        (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one
+        rounding.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank, size or scale form.
@@ -69,8 +72,8 @@ def grouped_gemm_nt_f8f8bf16_contig(
         a: (m, k) float8_e4m3fn, contiguous.
         a_scale: (m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major on CUDA.
         b, b_scale, recipe_a, recipe_b: as in `grouped_gemm_nt_f8f8bf16_masked`.
-        m_indices: (m,) int32, the expert of each row, -1 for padding. An expert's rows stand together, in front of the
-            padding of its segment.
+        m_indices: (m,) int32, the expert of each row, -1 for padding. An expert's rows stand
+            together, in front of the padding of its segment.
 
     Returns:
         (m, n) bfloat16; rows with m_indices -1 hold no promise.

@@ -1,4 +1,5 @@
-"""Permute room: quantise tokens and place them by expert, in a masked slab or in contiguous segments."""
+"""Permute room: quantise tokens and place them by expert, in a masked slab or in contiguous
+segments."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ def quant_group_fp8(
         padded_k: columns of the result, at least k; zero from k on. Default k.
 
     Returns:
-        q (rows, padded_k) float8_e4m3fn and scale (rows, ceil(padded_k / group_size)) in `scale_form`.
-        `q * scale` approximates x; values saturate at 448; a group with an inf or NaN is all NaN.
+        q (rows, padded_k) float8_e4m3fn and scale (rows, ceil(padded_k / group_size)) in
+        `scale_form`. `q * scale` approximates x; values saturate at 448; a group with an inf or NaN
+        is all NaN.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.
@@ -57,8 +59,9 @@ def moe_dispatch_index(
         expert_start: global id of local expert 0.
 
     Returns:
-        masked_m (E,) int32, the true row counts, and src2dst (tokens, top_k) int32, row `e * m_max + j` of the slab
-        or -1. Rows follow token order; a token that names an expert twice has one row, shared by both slots.
+        masked_m (E,) int32, the true row counts, and src2dst (tokens, top_k) int32, row `e * m_max
+        + j` of the slab or -1. Rows follow token order; a token that names an expert twice has one
+        row, shared by both slots.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.
@@ -96,9 +99,9 @@ def moe_ep_deepgemm_preprocess(
         m_max: slab rows an expert, at least the number of tokens. Default round_up(tokens, 256).
 
     Returns:
-        rows (E, m_max, padded_k) float8_e4m3fn, or bfloat16 where `group_size` is 0; scale (E, m_max, groups) in
-        `scale_form`, or (0,); masked_m (E,) and src2dst (tokens, top_k), both int32. Rows past masked_m[e] hold no
-        promise.
+        rows (E, m_max, padded_k) float8_e4m3fn, or bfloat16 where `group_size` is 0; scale (E,
+        m_max, groups) in `scale_form`, or (0,); masked_m (E,) and src2dst (tokens, top_k), both
+        int32. Rows past masked_m[e] hold no promise.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.
@@ -159,7 +162,8 @@ def ep_scatter(
 
     Args:
         x: (tokens, k) float8_e4m3fn, or bfloat16; any strides.
-        x_scale: (tokens, groups) float32 or (tokens, words) int32 packed UE8M0, any strides; None for bfloat16.
+        x_scale: (tokens, groups) float32 or (tokens, words) int32 packed UE8M0, any strides; None
+            for bfloat16.
         topk_ids: (tokens, top_k) int32 or int64, any strides; see `moe_dispatch_index`.
         num_local_experts: E.
         expert_start: global id of local expert 0.
@@ -167,9 +171,9 @@ def ep_scatter(
         alignment: rows to which a segment is padded, a multiple of 4.
 
     Returns:
-        rows (M, k) in the dtype of x, with M = `layouts.contig_rows(tokens * top_k, E, alignment)`; scale (M, columns)
-        in `scale_form`, or (0,); m_indices (M,) int32, the expert of a row or -1; src2dst (tokens, top_k) int32, a row
-        or -1. Rows with m_indices -1 hold no promise.
+        rows (M, k) in the dtype of x, with M = `layouts.contig_rows(tokens * top_k, E, alignment)`;
+        scale (M, columns) in `scale_form`, or (0,); m_indices (M,) int32, the expert of a row or
+        -1; src2dst (tokens, top_k) int32, a row or -1. Rows with m_indices -1 hold no promise.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.

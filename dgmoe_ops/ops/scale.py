@@ -23,8 +23,9 @@ def pack_ue8m0(scale: torch.Tensor) -> torch.Tensor:
         scale: (mn, groups) or (batch, mn, groups) float32, any strides.
 
     Returns:
-        (.., mn, ceil(groups / 4)) int32, strides (1, round_up(mn, 4)): byte `g % 4` of word `g // 4` is group `g`.
-        Finite positive scales give bytes 1 to 254; inf, NaN and negative scales give 255 (NaN).
+        (.., mn, ceil(groups / 4)) int32, strides (1, round_up(mn, 4)): byte `g % 4` of word `g //
+        4` is group `g`. Finite positive scales give bytes 1 to 254; inf, NaN and negative scales
+        give 255 (NaN).
 
     Raises:
         ValueError: the dtype is not float32 or the rank is not 2 or 3.

@@ -18,7 +18,8 @@ def quant_block_fp8(
         round_scale: round scales up to powers of two, as UE8M0 targets need.
 
     Returns:
-        q, the same shape in float8_e4m3fn, and scale (.., ceil(n / 128), ceil(k / 128)) float32, both contiguous.
+        q, the same shape in float8_e4m3fn, and scale (.., ceil(n / 128), ceil(k / 128)) float32,
+        both contiguous.
 
     Raises:
         ValueError: the dtype or rank is not one of these.

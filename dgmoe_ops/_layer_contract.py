@@ -1,0 +1,174 @@
+"""The argument checks of `fused_moe`. All of them run before the first op of the layer."""
+
+from __future__ import annotations
+
+import torch
+
+from .config import LAYOUTS
+from .layouts import ceil_div, round_up
+from .ops._registry import refuse_grad
+from .recipes import RECIPES, Recipe
+
+ACTIVATIONS = ("silu",)
+_ID_DTYPES = (torch.int32, torch.int64)
+_WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _fail(arg: str, must: str, got) -> None:
+    raise ValueError(f"dgmoe::fused_moe: {arg} must {must}, got {got}")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(arg: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, ...]) -> None:
+    if tensor.dtype not in allowed:
+        _fail(arg, f"be {' or '.join(map(_name, allowed))}", _name(tensor.dtype))
+
+
+def _dim(arg: str, tensor: torch.Tensor, dim: int, shape: str) -> None:
+    if tensor.dim() != dim:
+        _fail(arg, f"have shape {shape}", tuple(tensor.shape))
+
+
+def _scale(arg: str, scale, weight: torch.Tensor, recipe: Recipe) -> None:
+    if not recipe.quantized:
+        if scale is not None:
+            _fail(arg, f"be None for recipe {recipe.name}", f"a {_name(scale.dtype)} tensor")
+        return
+    if scale is None:
+        _fail(arg, f"be given for recipe {recipe.name}", None)
+    _dtype(arg, scale, (torch.float32, torch.int32))
+    experts, n, k = weight.shape
+    block_n, block_k = recipe.weight_block
+    if scale.dtype == torch.int32:
+        shape = (experts, n, ceil_div(k, 4 * block_k))
+        form = "packed UE8M0 int32"
+    else:
+        shape = (experts, ceil_div(n, block_n), ceil_div(k, block_k))
+        form = "float32 block"
+    if tuple(scale.shape) != shape:
+        _fail(arg, f"have shape {shape} as {form} scales", tuple(scale.shape))
+
+
+def check_layer(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    recipe: str,
+    num_experts: int | None,
+    expert_start: int,
+    activation: str,
+    layout: str,
+) -> tuple[Recipe, int]:
+    """Check every argument of the layer; return the recipe and the global number of experts."""
+    if recipe not in RECIPES:
+        _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
+    if activation not in ACTIVATIONS:
+        _fail("activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
+    if layout not in LAYOUTS:
+        _fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    chosen = RECIPES[recipe]
+
+    _dtype("hidden_states", hidden_states, (torch.bfloat16,))
+    _dim("hidden_states", hidden_states, 2, "(tokens, hidden)")
+    _dtype("topk_ids", topk_ids, _ID_DTYPES)
+    _dim("topk_ids", topk_ids, 2, "(tokens, top_k)")
+    _dtype("topk_weights", topk_weights, _WEIGHT_DTYPES)
+    _dim("topk_weights", topk_weights, 2, "(tokens, top_k)")
+    tokens, hidden = hidden_states.shape
+    if topk_ids.shape[0] != tokens:
+        _fail("topk_ids", f"have {tokens} rows, one a token", tuple(topk_ids.shape))
+    if tuple(topk_weights.shape) != tuple(topk_ids.shape):
+        _fail(
+            "topk_weights",
+            f"have the shape of topk_ids, {tuple(topk_ids.shape)}",
+            tuple(topk_weights.shape),
+        )
+
+    for arg, weight in (("w13", w13), ("w2", w2)):
+        _dtype(arg, weight, (chosen.weight_dtype,))
+        _dim(
+            arg,
+            weight,
+            3,
+            "(experts, 2 * intermediate, hidden)"
+            if arg == "w13"
+            else "(experts, hidden, intermediate)",
+        )
+        if not weight.is_contiguous():
+            _fail(arg, "be contiguous", f"strides {weight.stride()}")
+    experts, rows13, k13 = w13.shape
+    padded = round_up(hidden, chosen.k_multiple)
+    if k13 not in (hidden, padded):
+        _fail(
+            "w13", f"have {hidden} columns (the hidden size) or, padded, {padded}", tuple(w13.shape)
+        )
+    if rows13 % 2:
+        _fail("w13", "have an even number of rows, gate and up", tuple(w13.shape))
+    if w2.shape[0] != experts:
+        _fail("w2", f"have the {experts} experts of w13", tuple(w2.shape))
+    if not hidden <= w2.shape[1] <= padded:
+        _fail(
+            "w2",
+            f"have {hidden} rows (the hidden size) or, padded, up to {padded}",
+            tuple(w2.shape),
+        )
+    if w2.shape[2] * 2 != rows13:
+        _fail("w2", f"have {rows13 // 2} columns, half the rows of w13", tuple(w2.shape))
+    _scale("w13_scale", w13_scale, w13, chosen)
+    _scale("w2_scale", w2_scale, w2, chosen)
+    if chosen.quantized and w13_scale.dtype != w2_scale.dtype:
+        _fail(
+            "w2_scale",
+            f"have the dtype of w13_scale, {_name(w13_scale.dtype)}",
+            _name(w2_scale.dtype),
+        )
+
+    if expert_start < 0:
+        _fail("expert_start", "be at least 0", expert_start)
+    total = expert_start + experts if num_experts is None else num_experts
+    if total < expert_start + experts:
+        _fail(
+            "num_experts",
+            f"be at least expert_start + local experts, {expert_start + experts}",
+            num_experts,
+        )
+
+    named = {
+        "hidden_states": hidden_states,
+        "topk_weights": topk_weights,
+        "topk_ids": topk_ids,
+        "w13": w13,
+        "w13_scale": w13_scale,
+        "w2": w2,
+        "w2_scale": w2_scale,
+    }
+    device = hidden_states.device
+    grad = torch.is_grad_enabled()
+    for arg, tensor in named.items():
+        if tensor is None:
+            continue
+        if tensor.device != device:
+            _fail(arg, f"be on the device of hidden_states ({device})", tensor.device)
+        if grad and tensor.requires_grad:
+            refuse_grad("fused_moe", arg)
+    return chosen, total
+
+
+def check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:
+    """Check the buffer of the `.out` overload."""
+    _dtype("out", out, (hidden_states.dtype,))
+    if tuple(out.shape) != tuple(hidden_states.shape):
+        _fail(
+            "out",
+            f"have the shape of hidden_states, {tuple(hidden_states.shape)}",
+            tuple(out.shape),
+        )
+    if out.device != hidden_states.device:
+        _fail("out", f"be on the device of hidden_states ({hidden_states.device})", out.device)

@@ -1,0 +1,38 @@
+"""Every `DGMOE_*` variable, its default and its meaning, in one place. Read at call time, so tests
+can set them."""
+
+from __future__ import annotations
+
+import os
+
+LAYOUTS = ("auto", "masked", "contig")
+
+
+def layout_override() -> str | None:
+    """`DGMOE_LAYOUT`: masked or contig in place of what `layout="auto"` would choose; auto or unset
+    keeps the choice.
+
+    Raises ValueError for any other value.
+    """
+    value = os.environ.get("DGMOE_LAYOUT", "auto").lower()
+    if value not in LAYOUTS:
+        raise ValueError(f"DGMOE_LAYOUT must be one of {', '.join(LAYOUTS)}, got {value!r}")
+    return None if value == "auto" else value
+
+
+def masked_memory_fraction() -> float:
+    """`DGMOE_MASKED_MEMORY_FRACTION` (default 0.25): share of the device's memory that a masked
+    slab may take.
+
+    A share of the total memory, not of what is free: the choice is then the same in every call,
+        captured or not.
+    Raises ValueError outside (0, 1].
+    """
+    text = os.environ.get("DGMOE_MASKED_MEMORY_FRACTION", "0.25")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"DGMOE_MASKED_MEMORY_FRACTION must be in (0, 1], got {text!r}")
+    return value

@@ -1,0 +1,303 @@
+"""The layer: the stages in order, as named calls. Registers `dgmoe::fused_moe`; holds no numerics.
+
+| stage | masked layout | contiguous layout |
+|---|---|---|
+| 2b place | moe_ep_deepgemm_preprocess | quant_group_fp8, ep_scatter |
+| 3 GEMM1 | grouped_gemm_nt_*_masked | grouped_gemm_nt_*_contig |
+| 4 activation | silu_and_mul(_post_quant_masked) | silu_and_mul(_post_quant_contig) |
+| 5 GEMM2 | as GEMM1 | as GEMM1 |
+| 6 combine | post_reorder_deepgemm | post_reorder_deepgemm |
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+
+from . import config
+from ._layer_contract import check_layer, check_out
+from .layouts import ScaleForm, choose_layout, expected_rows, masked_bytes
+from .ops._registry import NAMESPACE, inference_only
+from .ops.activation import (
+    silu_and_mul,
+    silu_and_mul_post_quant_contig,
+    silu_and_mul_post_quant_masked,
+)
+from .ops.combine import post_reorder_deepgemm
+from .ops.gemm import (
+    grouped_gemm_nt_bf16_contig,
+    grouped_gemm_nt_bf16_masked,
+    grouped_gemm_nt_f8f8bf16_contig,
+    grouped_gemm_nt_f8f8bf16_masked,
+)
+from .ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
+from .recipes import Recipe
+
+
+class Placed(NamedTuple):
+    """Tokens placed by expert: what stage 2b hands on."""
+
+    rows: torch.Tensor
+    scale: torch.Tensor | None
+    where: torch.Tensor  #: masked_m, or m_indices
+    src2dst: torch.Tensor
+
+
+class Stages(NamedTuple):
+    """What every stage needs to know about the call."""
+
+    recipe: Recipe
+    masked: bool
+    form: ScaleForm
+    experts: int
+    expert_start: int
+    padded_hidden: int
+    expected_m: int
+
+
+def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -> Placed:
+    """Stage 2b: quantise the tokens and place them by expert."""
+    recipe = stages.recipe
+    if stages.masked:
+        rows, scale, masked_m, src2dst = moe_ep_deepgemm_preprocess(
+            hidden_states,
+            topk_ids,
+            stages.experts,
+            expert_start=stages.expert_start,
+            group_size=recipe.group_size,
+            scale_form=stages.form,
+            padded_k=stages.padded_hidden,
+        )
+        return Placed(rows, scale if recipe.quantized else None, masked_m, src2dst)
+    if recipe.quantized:
+        packed = stages.form == ScaleForm.PACKED_UE8M0
+        x, x_scale = quant_group_fp8(
+            hidden_states,
+            recipe.group_size,
+            ScaleForm.PACKED_UE8M0 if packed else ScaleForm.ROW_MAJOR,
+            padded_k=stages.padded_hidden,
+        )
+    else:
+        pad = stages.padded_hidden - hidden_states.shape[1]
+        x = torch.nn.functional.pad(hidden_states, (0, pad)) if pad else hidden_states
+        x_scale = None
+    rows, scale, m_indices, src2dst = ep_scatter(
+        x,
+        x_scale,
+        topk_ids,
+        stages.experts,
+        expert_start=stages.expert_start,
+        scale_form=stages.form,
+    )
+    return Placed(rows, scale if recipe.quantized else None, m_indices, src2dst)
+
+
+def gemm(
+    stages: Stages,
+    a: torch.Tensor,
+    a_scale: torch.Tensor | None,
+    b: torch.Tensor,
+    b_scale: torch.Tensor | None,
+    where: torch.Tensor,
+) -> torch.Tensor:
+    """Stages 3 and 5: multiply each expert's rows by its weight."""
+    if stages.masked:
+        if stages.recipe.quantized:
+            return grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, where, stages.expected_m)
+        return grouped_gemm_nt_bf16_masked(a, b, where, stages.expected_m)
+    if stages.recipe.quantized:
+        return grouped_gemm_nt_f8f8bf16_contig(a, a_scale, b, b_scale, where)
+    return grouped_gemm_nt_bf16_contig(a, b, where)
+
+
+def activate(
+    stages: Stages, gate_up: torch.Tensor, where: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Stage 4: the gated activation, quantised for GEMM2."""
+    if not stages.recipe.quantized:
+        masked_m, m_indices = (where, None) if stages.masked else (None, where)
+        return silu_and_mul(gate_up, masked_m, m_indices), None
+    quantized = silu_and_mul_post_quant_masked if stages.masked else silu_and_mul_post_quant_contig
+    return quantized(gate_up, where, group_size=stages.recipe.group_size, scale_form=stages.form)
+
+
+@functools.lru_cache(maxsize=64)
+def _budget_bytes(device: torch.device, fraction: float) -> int | None:
+    if device.type != "cuda":
+        return None
+    return int(torch.cuda.get_device_properties(device).total_memory * fraction)
+
+
+def resolve_layout(
+    layout: str,
+    tokens: int,
+    top_k: int,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    recipe: Recipe,
+) -> str:
+    """The layout that a call takes: the argument, else `DGMOE_LAYOUT`, else
+    `layouts.choose_layout`."""
+    if layout == "auto":
+        layout = config.layout_override() or "auto"
+    if layout != "auto":
+        return layout
+    experts = w13.shape[0]
+    peak = masked_bytes(tokens, experts, w13.shape[2], w2.shape[2], recipe.quantized)
+    budget = _budget_bytes(w13.device, config.masked_memory_fraction())
+    return choose_layout(tokens, top_k, experts, peak, budget)
+
+
+def fused_moe_inline(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    *,
+    recipe: str = "fp8_block",
+    num_experts: int | None = None,
+    expert_start: int = 0,
+    activation: str = "silu",
+    routed_scaling_factor: float = 1.0,
+    layout: str = "auto",
+) -> torch.Tensor:
+    """Run the layer as its named calls, traceable: for export and for fusing around.
+
+    Arguments, result and bits are those of `fused_moe`, which is one opaque node in a graph.
+    """
+    chosen, total = check_layer(
+        hidden_states,
+        topk_weights,
+        topk_ids,
+        w13,
+        w13_scale,
+        w2,
+        w2_scale,
+        recipe,
+        num_experts,
+        expert_start,
+        activation,
+        layout,
+    )
+    tokens, hidden = hidden_states.shape
+    top_k = topk_ids.shape[1]
+    stages = Stages(
+        recipe=chosen,
+        masked=resolve_layout(layout, tokens, top_k, w13, w2, chosen) == "masked",
+        form=chosen.scale_form(w13_scale),
+        experts=w13.shape[0],
+        expert_start=expert_start,
+        padded_hidden=w13.shape[2],
+        expected_m=expected_rows(tokens, top_k, total),
+    )
+    # Each intermediate is dropped as soon as the next stage has read it: the peak is one GEMM's
+    # input and output.
+    rows, scale, where, src2dst = place(stages, hidden_states, topk_ids)
+    gate_up = gemm(stages, rows, scale, w13, w13_scale, where)
+    del rows, scale
+    act, act_scale = activate(stages, gate_up, where)
+    del gate_up
+    y = gemm(stages, act, act_scale, w2, w2_scale, where)
+    del act, act_scale
+    return post_reorder_deepgemm(
+        y,
+        src2dst,
+        topk_weights,
+        routed_scaling_factor=routed_scaling_factor,
+        hidden_size=hidden,
+    )
+
+
+def fused_moe(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    *,
+    recipe: str = "fp8_block",
+    num_experts: int | None = None,
+    expert_start: int = 0,
+    activation: str = "silu",
+    routed_scaling_factor: float = 1.0,
+    layout: str = "auto",
+) -> torch.Tensor:
+    """Run a whole Mixture-of-Experts layer: `sum_i topk_weights[t, i] * expert(topk_ids[t,
+    i])(hidden_states[t])`.
+
+    Args:
+        hidden_states: (tokens, hidden) bfloat16, any strides.
+        topk_weights: (tokens, top_k) float32, bfloat16 or float16.
+        topk_ids: (tokens, top_k) int32 or int64 global expert ids. -1, ids >= num_experts and other
+            ranks' experts are not routed here; a repeated id counts with the sum of its weights.
+        w13: (experts, 2 * intermediate, hidden) gate rows, then up rows; contiguous. From
+            `prepare_weights`, hidden and intermediate may be padded.
+        w13_scale: None for bf16; for fp8_block (experts, 2 * intermediate / 128, hidden / 128)
+            float32 (rounded up), or packed UE8M0 int32 (experts, 2 * intermediate, hidden / 512).
+        w2: (experts, hidden, intermediate), contiguous.
+        w2_scale: as w13_scale.
+        recipe: "bf16" or "fp8_block".
+        num_experts: experts over all ranks. Default expert_start + experts.
+        expert_start: global id of this rank's first expert.
+        activation: "silu".
+        routed_scaling_factor: multiplies the sum, in fp32.
+        layout: "masked", "contig", or "auto": chosen from static facts, the same under graph
+            capture as before.
+
+    Returns:
+        (tokens, hidden) bfloat16. A token without a local expert is exactly 0.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank, size, device or value; nothing has run
+            then.
+        RuntimeError: a tensor requires grad while grad mode is on: the layer is for inference.
+    """
+    return torch.ops.dgmoe.fused_moe(
+        hidden_states,
+        topk_weights,
+        topk_ids,
+        w13,
+        w13_scale,
+        w2,
+        w2_scale,
+        recipe=recipe,
+        num_experts=num_experts,
+        expert_start=expert_start,
+        activation=activation,
+        routed_scaling_factor=routed_scaling_factor,
+        layout=layout,
+    )
+
+
+def _fused_moe_fake(hidden_states, *args, **kwargs):
+    return hidden_states.new_empty(tuple(hidden_states.shape))
+
+
+def _fused_moe_out(*args, out, **kwargs):
+    check_out(out, args[0])
+    out.copy_(fused_moe_inline(*args, **kwargs))
+
+
+_ARGUMENTS = (
+    "Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, Tensor w13, Tensor? w13_scale,"
+    ' Tensor w2, Tensor? w2_scale, *, str recipe="fp8_block", int? num_experts=None,'
+    ' int expert_start=0, str activation="silu", float routed_scaling_factor=1.0,'
+    ' str layout="auto"'
+)
+_LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
+_LIBRARY.define(f"fused_moe({_ARGUMENTS}) -> Tensor")
+_LIBRARY.define(f"fused_moe.out({_ARGUMENTS}, Tensor(a!) out) -> ()")
+for _key in ("CPU", "CUDA"):
+    _LIBRARY.impl("fused_moe", fused_moe_inline, _key)
+    _LIBRARY.impl("fused_moe.out", _fused_moe_out, _key)
+torch.library.register_fake("dgmoe::fused_moe", _fused_moe_fake, lib=_LIBRARY)
+torch.library.register_fake("dgmoe::fused_moe.out", lambda *args, **kwargs: None, lib=_LIBRARY)
+inference_only(torch.ops.dgmoe.fused_moe.default)
+inference_only(torch.ops.dgmoe.fused_moe.out)
