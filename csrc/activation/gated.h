@@ -11,12 +11,13 @@ struct GatedPlan {
   const uint16_t* gate_up;
   int64_t batches, rows, inter;
   int64_t batch_stride, row_stride;  // of gate_up, in elements
-  const int32_t* masked_m;           // [batches] valid rows, or null
-  const int32_t* m_indices;          // [rows] expert or -1, or null
+  bool masked;               // by masked_m, whose pointer is null where there are no experts
+  const int32_t* masked_m;   // [batches] valid rows
+  const int32_t* m_indices;  // [rows] expert or -1, or null
   int64_t alignment;  // rows of a tile: padding within a tile of valid rows gets legal scales
 
   DGMOE_HD bool valid(int64_t batch, int64_t row) const {
-    if (masked_m != nullptr) return row < masked_m[batch];
+    if (masked) return row < masked_m[batch];
     return m_indices == nullptr || m_indices[row] >= 0;
   }
   // Padding whose scale must be legal: it shares a tile with a valid row. Valid rows are a prefix
@@ -64,6 +65,7 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
                  gate_up.size(d + 1) / 2,
                  batched ? in.stride(0) : 0,
                  in.stride(d),
+                 batched,
                  batched ? static_cast<const int32_t*>(data_of(*masked_m)) : nullptr,
                  m_indices.has_value() ? static_cast<const int32_t*>(data_of(*m_indices)) : nullptr,
                  alignment};

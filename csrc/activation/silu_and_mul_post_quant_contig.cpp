@@ -1,3 +1,23 @@
 #include "silu_and_mul_post_quant_contig.h"
 
+#include "gated_quant_cpu.h"
+
+namespace dgmoe {
+namespace {
+
+std::tuple<Tensor, Tensor> silu_and_mul_post_quant_contig_cpu(
+    const Tensor& gate_up, const std::optional<Tensor>& m_indices, int64_t group_size,
+    int64_t scale_form, bool round_scale, bool round_activation, int64_t alignment) {
+  GatedQuantCall call = plan_silu_and_mul_post_quant_contig(
+      gate_up, m_indices, group_size, scale_form, round_scale, round_activation, alignment);
+  gated_quant_cpu(call.plan);
+  return {call.q, call.scale};
+}
+
+}  // namespace
+}  // namespace dgmoe
+
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSiluAndMulPostQuantContigSchema); }
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
+  m.impl("silu_and_mul_post_quant_contig", DGMOE_BOX(dgmoe::silu_and_mul_post_quant_contig_cpu));
+}

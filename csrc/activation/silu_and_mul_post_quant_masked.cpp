@@ -1,3 +1,25 @@
 #include "silu_and_mul_post_quant_masked.h"
 
+#include "gated_quant_cpu.h"
+
+namespace dgmoe {
+namespace {
+
+std::tuple<Tensor, Tensor> silu_and_mul_post_quant_masked_cpu(const Tensor& gate_up,
+                                                              const Tensor& masked_m,
+                                                              int64_t group_size,
+                                                              int64_t scale_form, bool round_scale,
+                                                              bool round_activation) {
+  GatedQuantCall call = plan_silu_and_mul_post_quant_masked(
+      gate_up, masked_m, group_size, scale_form, round_scale, round_activation);
+  gated_quant_cpu(call.plan);
+  return {call.q, call.scale};
+}
+
+}  // namespace
+}  // namespace dgmoe
+
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSiluAndMulPostQuantMaskedSchema); }
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
+  m.impl("silu_and_mul_post_quant_masked", DGMOE_BOX(dgmoe::silu_and_mul_post_quant_masked_cpu));
+}

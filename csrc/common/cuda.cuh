@@ -47,6 +47,88 @@ inline unsigned grid_for(int64_t items, int64_t per_sm) {
   return static_cast<unsigned>(items < most ? items : most);
 }
 
+// Eight consecutive bf16 at a 16-byte address, widened.
+__device__ __forceinline__ void load8(const uint16_t* in, float (&out)[8]) {
+  const uint4 raw = *reinterpret_cast<const uint4*>(in);
+  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    out[2 * i] = bits_float(words[i] << 16);
+    out[2 * i + 1] = bits_float(words[i] & 0xffff0000u);
+  }
+}
+
+// Eight consecutive floats at a 16-byte address.
+__device__ __forceinline__ void load8(const float* in, float (&out)[8]) {
+  const float4 low = reinterpret_cast<const float4*>(in)[0];
+  const float4 high = reinterpret_cast<const float4*>(in)[1];
+  out[0] = low.x, out[1] = low.y, out[2] = low.z, out[3] = low.w;
+  out[4] = high.x, out[5] = high.y, out[6] = high.z, out[7] = high.w;
+}
+
+// The same where the address fits no vector or fewer than eight are left; the rest reads as zero.
+__device__ __forceinline__ void load_some(const uint16_t* in, int64_t count, float (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = i < count ? bf16_to_float(in[i]) : 0.0f;
+}
+__device__ __forceinline__ void load_some(const float* in, int64_t count, float (&out)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) out[i] = i < count ? in[i] : 0.0f;
+}
+
+// Rounds eight floats to bf16 and stores them at a 16-byte address.
+__device__ __forceinline__ void store8_bf16(uint16_t* out, const float (&x)[8]) {
+  uint32_t words[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    words[i] = float_to_bf16(x[2 * i]) | static_cast<uint32_t>(float_to_bf16(x[2 * i + 1])) << 16;
+  }
+  *reinterpret_cast<uint4*>(out) = make_uint4(words[0], words[1], words[2], words[3]);
+}
+__device__ __forceinline__ void store_some_bf16(uint16_t* out, int64_t count, const float (&x)[8]) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) out[i] = float_to_bf16(x[i]);
+  }
+}
+
+// float_to_e4m3 of two values in one instruction, the same bits as long as a NaN is not negative: a
+// NaN that arithmetic made never is. `low` becomes the first byte in memory.
+__device__ __forceinline__ uint32_t e4m3x2(float low, float high) {
+  uint16_t pair;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
+}
+
+// Quantises eight values and stores their bytes at an 8-byte address.
+__device__ __forceinline__ void store8_e4m3(uint8_t* out, const float (&x)[8], float multiplier) {
+  uint32_t words[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    words[i] = e4m3x2(x[4 * i] * multiplier, x[4 * i + 1] * multiplier) |
+               e4m3x2(x[4 * i + 2] * multiplier, x[4 * i + 3] * multiplier) << 16;
+  }
+  *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
+}
+__device__ __forceinline__ void store_some_e4m3(uint8_t* out, int64_t count, const float (&x)[8],
+                                                float multiplier) {
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if (i < count) out[i] = static_cast<uint8_t>(e4m3x2(x[i] * multiplier, 0.0f));
+  }
+}
+
+// The largest magnitude of eight values, as bits: NaN above inf above every number.
+__device__ __forceinline__ uint32_t amax8_bits(const float (&x)[8]) {
+  uint32_t amax = 0;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
+    amax = magnitude > amax ? magnitude : amax;
+  }
+  return amax;
+}
+
 }  // namespace dgmoe
 
 // Launches nothing for an empty grid, which CUDA refuses.

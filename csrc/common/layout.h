@@ -105,8 +105,8 @@ struct IdMatrix {
   DGMOE_HD int64_t local_expert(int64_t row, int64_t column, int64_t expert_start,
                                 int64_t num_local_experts) const {
     const int64_t id = (*this)(row, column);
-    // Compared before subtracting, so that no id can wrap.
-    return id >= expert_start && id < expert_start + num_local_experts ? id - expert_start : -1;
+    // Neither start + experts nor id - start may wrap.
+    return id >= expert_start && id - expert_start < num_local_experts ? id - expert_start : -1;
   }
 };
 

@@ -92,14 +92,18 @@ DGMOE_HD uint8_t float_to_e4m3(float x) {
   return static_cast<uint8_t>(magnitude > kInfBits ? kE4m3Nan : (sign | code));
 }
 
+// Selects by masks: a conditional would keep compilers from vectorising it, since the conversion to
+// float might trap.
 DGMOE_HD float e4m3_to_float(uint8_t code) {
   const uint32_t sign = static_cast<uint32_t>(code & 0x80u) << 24;
   const uint32_t magnitude = code & 0x7fu;
-  const uint32_t subnormal = float_bits(static_cast<float>(magnitude) * 0.001953125f);
+  const uint32_t is_subnormal = 0u - static_cast<uint32_t>(magnitude < 8u);
+  const uint32_t is_nan = 0u - static_cast<uint32_t>(magnitude == kE4m3Nan);
+  const float steps =
+      static_cast<float>(static_cast<int32_t>(magnitude)) * 0.001953125f;  // of 2^-9
   const uint32_t normal = (magnitude << 20) + (120u << 23);
-  return bits_float(sign | (magnitude == kE4m3Nan ? kNanBits
-                            : magnitude < 8u      ? subnormal
-                                                  : normal));
+  const uint32_t finite = (float_bits(steps) & is_subnormal) | (normal & ~is_subnormal);
+  return bits_float(sign | (finite & ~is_nan) | (kNanBits & is_nan));
 }
 
 // ---- UE8M0: byte b is 2^(b-127), 255 is NaN ----

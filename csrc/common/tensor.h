@@ -106,8 +106,14 @@ inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleF
   Sizes sizes = batched ? Sizes{batch, mn, columns} : Sizes{mn, columns};
   Sizes strides =
       batched ? Sizes{batch_stride, row_stride, column_stride} : Sizes{row_stride, column_stride};
-  return {empty_strided(sizes, strides, dtype, like),
-          {form, groups, batched ? batch_stride : 0, row_stride, column_stride}};
+  const ScaleLayout layout{form, groups, batched ? batch_stride : 0, row_stride, column_stride};
+  if (row_major || leading == mn) return {empty_strided(sizes, strides, dtype, like), layout};
+  // A strided allocation ends at its last element, but the slack of the last column is written too.
+  Tensor whole = empty({(batched ? batch : 1) * batch_stride}, dtype, like);
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
+      whole.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, &handle));
+  return {Tensor(handle), layout};
 }
 
 // The layout of a given scale tensor (mn, columns) or (batch, mn, columns), whatever its strides.
@@ -133,15 +139,20 @@ inline WeightMatrix weight_matrix(const Tensor& weights) {
   return {data_of(weights), kind, weights.stride(0), weights.stride(1)};
 }
 
-// The tensor itself where each row is contiguous and starts on 16 bytes, else a contiguous copy.
+// The tensor itself, or a contiguous copy where that makes each row contiguous and start on 16
+// bytes. Rows whose length is no multiple of 16 bytes stay as they are: kernels look at the stride.
 inline Tensor with_aligned_rows(const Tensor& tensor) {
   const int64_t dim = tensor.dim();
   const int64_t element = static_cast<int64_t>(tensor.element_size());
-  bool fits = (tensor.stride(dim - 1) == 1 || tensor.size(dim - 1) <= 1) &&
-              reinterpret_cast<uintptr_t>(data_of(tensor)) % 16 == 0;
-  for (int64_t d = 0; d < dim - 1; ++d) fits = fits && (tensor.stride(d) * element) % 16 == 0;
-  if (fits) return tensor;
-  // clone, not contiguous: a contiguous but misaligned view must move too.
+  const bool dense_rows = tensor.stride(dim - 1) == 1 || tensor.size(dim - 1) <= 1;
+  const bool aligned_base = reinterpret_cast<uintptr_t>(data_of(tensor)) % 16 == 0;
+  const bool alignable = tensor.size(dim - 1) * element % 16 == 0;
+  bool aligned_rows = true;
+  for (int64_t d = 0; d < dim - 1; ++d) {
+    aligned_rows = aligned_rows && (tensor.stride(d) * element) % 16 == 0;
+  }
+  if (dense_rows && aligned_base && (aligned_rows || !alignable)) return tensor;
+  // Not contiguous(): a contiguous but misaligned view must move too.
   Tensor copy =
       empty(Sizes(tensor.sizes().begin(), tensor.sizes().end()), dtype_of(tensor), tensor);
   torch::stable::copy_(copy, tensor);

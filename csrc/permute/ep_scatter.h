@@ -58,8 +58,9 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
   check.at_least("num_local_experts", num_local_experts, 0);
   check.at_least("expert_start", expert_start, 0);
   const ScaleForm form = check.scale_form(scale_form);
-  check.that(alignment > 0 && alignment % kTmaElements == 0, "alignment",
-             "be a positive multiple of 4", alignment);
+  // Bounded, so that no row count can wrap.
+  check.that(alignment > 0 && alignment % kTmaElements == 0 && alignment <= INT32_MAX, "alignment",
+             "be a positive multiple of 4 below 2^31", alignment);
   int64_t groups = 0;
   if (quantized) {
     check.dtype("x_scale", *x_scale, {ScalarType::Float, ScalarType::Int});

@@ -37,7 +37,8 @@ inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor
   check.at_least("expert_start", expert_start, 0);
   const int64_t tokens = topk_ids.size(0);
   check.at_least("m_max", m_max, tokens);
-  check.that(num_local_experts * m_max <= INT32_MAX, "m_max",
+  // Divided, since the product of two large arguments would wrap.
+  check.that(num_local_experts == 0 || m_max <= INT32_MAX / num_local_experts, "m_max",
              "keep num_local_experts * m_max below 2^31", m_max);
   Tensor masked_m = empty({num_local_experts}, ScalarType::Int, topk_ids);
   Tensor src2dst = empty({tokens, topk_ids.size(1)}, ScalarType::Int, topk_ids);

@@ -9,7 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
+from ..backends import deep_gemm
 from ._registry import fake_of
+
+deep_gemm.register()
 
 
 def grouped_gemm_nt_f8f8bf16_masked(

@@ -1,0 +1,1 @@
+"""Other implementations of the layer, measured in the same run where they are importable."""

@@ -1,0 +1,88 @@
+"""Run each CUDA kernel of ours on the edge samples: the program that compute-sanitizer watches.
+
+    compute-sanitizer --tool initcheck python3 -m benchmarks.sanitize
+
+The grouped GEMMs are left out: on CUDA they are DeepGEMM's. Results are compared with the oracles,
+but of an output only promised positions are read: padding is deliberately unwritten, and reading
+it would be a finding.
+"""
+
+from __future__ import annotations
+
+import click
+import torch
+
+import dgmoe_ops  # noqa: F401  (registers the ops)
+from dgmoe_ops import reference
+from dgmoe_ops.testing import compare
+from dgmoe_ops.testing.samples import SAMPLES
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def _with_storage(tensor: torch.Tensor, storage: torch.UntypedStorage) -> torch.Tensor:
+    out = torch.empty(0, dtype=tensor.dtype, device=storage.device)
+    return out.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def moved(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copy the whole storage in one transfer: same strides, gaps included, no kernel involved."""
+    return _with_storage(tensor, tensor.untyped_storage().to(device=device))
+
+
+def promised(have: torch.Tensor, mask: torch.Tensor | None, whole: bool) -> torch.Tensor:
+    """Bring an output to the CPU, same strides, reading nothing outside `mask`; zero elsewhere."""
+    if whole or have.numel() == 0:
+        return _with_storage(have, have.untyped_storage().cpu())
+    zeros = torch.UntypedStorage(have.untyped_storage().nbytes()).fill_(0)
+    clean = _with_storage(have, zeros)
+    bits = _BITS[have.element_size()]
+    if mask is None:
+        mask = torch.ones(have.shape, dtype=torch.bool)
+    mask = mask.cpu().expand(have.shape)
+    # Indices, not a device mask: the gather then touches the selected elements alone.
+    where = [index.to(have.device) for index in mask.nonzero(as_tuple=True)]
+    if where[0].numel():
+        clean.view(bits)[mask] = have.view(bits)[tuple(where)].cpu()
+    return clean
+
+
+def run_sample(op: str, args: tuple, kwargs: dict, device: torch.device) -> None:
+    """Run one sample on the device and compare what it promises."""
+    there = [moved(arg, device) if isinstance(arg, torch.Tensor) else arg for arg in args]
+    kwargs_there = {
+        key: moved(arg, device) if isinstance(arg, torch.Tensor) else arg
+        for key, arg in kwargs.items()
+    }
+    got = compare.outputs(getattr(torch.ops.dgmoe, op)(*there, **kwargs_there))
+    masks = reference.defined(op)(*args, **kwargs)
+    whole = op in compare.SLACK
+    clean = [promised(have, mask, whole) for have, mask in zip(got, masks, strict=True)]
+    compare.assert_matches(op, clean, args, kwargs)
+
+
+@click.command()
+@click.option("--device", default="cuda", show_default=True)
+@click.option("--op", "ops", multiple=True, help="exact op name; may be given again; default all")
+def main(device: str, ops: tuple[str, ...]) -> None:
+    """Run the samples of every op and say how many ran; exits with 1 where one is wrong."""
+    where, wrong = torch.device(device), 0
+    for op, sample in SAMPLES.items():
+        if op.startswith("grouped_gemm") or (ops and op not in ops):
+            continue
+        calls = [sample.tiny("cpu"), *sample.edge("cpu")]
+        for number, (args, kwargs) in enumerate(calls):
+            try:
+                run_sample(op, args, kwargs, where)
+            except AssertionError as error:
+                wrong += 1
+                click.echo(f"{op} sample {number}: {error}")
+        click.echo(f"{op}: {len(calls)} samples")
+    if where.type == "cuda":
+        torch.cuda.synchronize()
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+#include "silu_and_mul_post_quant_contig.h"
+
+#include "gated_quant.cuh"
+
+namespace dgmoe {
+namespace {
+
+std::tuple<Tensor, Tensor> silu_and_mul_post_quant_contig_cuda(
+    const Tensor& gate_up, const std::optional<Tensor>& m_indices, int64_t group_size,
+    int64_t scale_form, bool round_scale, bool round_activation, int64_t alignment) {
+  const CudaScope scope(gate_up);
+  GatedQuantCall call = plan_silu_and_mul_post_quant_contig(
+      gate_up, m_indices, group_size, scale_form, round_scale, round_activation, alignment);
+  gated_quant_cuda(call.plan, scope);
+  return {call.q, call.scale};
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
+  m.impl("silu_and_mul_post_quant_contig", DGMOE_BOX(dgmoe::silu_and_mul_post_quant_contig_cuda));
+}

@@ -1,0 +1,24 @@
+// The CPU kernel behind the four grouped GEMMs. Both layouts become a list of row ranges, and each
+// output is summed on its own in an order that k alone decides, so a row has the same bits in
+// either layout, at any row count and with any number of threads.
+#pragma once
+
+#include <string>
+
+#include "grouped_gemm.h"
+
+namespace dgmoe {
+
+// Fills the valid rows of plan.d; the others keep what they held. Reads masked_m or m_indices first
+// and throws std::invalid_argument, naming `op`, where they point outside the operands.
+void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan);
+
+// The schema of the private op `_<op>_out`, which only checks the arguments of `op` and allocates
+// its result. Backends that are written in Python fill that tensor, so that an op's checks and
+// shapes stand in one place.
+inline std::string out_schema(const std::string& schema) {
+  const size_t name_end = schema.find('(');
+  return "_" + schema.substr(0, name_end) + "_out" + schema.substr(name_end);
+}
+
+}  // namespace dgmoe

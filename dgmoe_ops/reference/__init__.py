@@ -1,0 +1,88 @@
+"""Oracles in plain torch: slow, derived from the contracts, sharing no code with what they judge.
+
+`<op>_ref` takes the arguments of `dgmoe::<op>` and returns its outputs with the same shapes, dtypes
+and strides, on the device of its input. Where the contract promises nothing the outputs hold poison
+(NaN, bytes 0x7f, all bits set), and `defined(op)` says which positions are promised. This package
+imports torch only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from . import activation as _activation
+from . import gemm as _gemm
+from . import permute as _permute
+from .activation import (
+    silu_and_mul_bound,
+    silu_and_mul_post_quant_contig_ref,
+    silu_and_mul_post_quant_masked_ref,
+    silu_and_mul_ref,
+)
+from .combine import ep_gather_ref, post_reorder_deepgemm_ref
+from .gemm import (
+    grouped_gemm_nt_bf16_contig_ref,
+    grouped_gemm_nt_bf16_masked_ref,
+    grouped_gemm_nt_bf16_terms,
+    grouped_gemm_nt_f8f8bf16_contig_ref,
+    grouped_gemm_nt_f8f8bf16_masked_ref,
+    grouped_gemm_nt_f8f8bf16_terms,
+)
+from .layer import dequantized_weight, fused_moe_quantized_ref, fused_moe_ref
+from .permute import (
+    ep_scatter_ref,
+    moe_dispatch_index_ref,
+    moe_ep_deepgemm_preprocess_ref,
+    quant_group_fp8_ref,
+)
+from .scale import align_scale_ref, pack_ue8m0_ref, unpack_ue8m0_ref
+from .weights import quant_block_fp8_ref
+
+__all__ = [
+    "align_scale_ref",
+    "defined",
+    "dequantized_weight",
+    "ep_gather_ref",
+    "ep_scatter_ref",
+    "fused_moe_quantized_ref",
+    "fused_moe_ref",
+    "grouped_gemm_nt_bf16_contig_ref",
+    "grouped_gemm_nt_bf16_masked_ref",
+    "grouped_gemm_nt_bf16_terms",
+    "grouped_gemm_nt_f8f8bf16_contig_ref",
+    "grouped_gemm_nt_f8f8bf16_masked_ref",
+    "grouped_gemm_nt_f8f8bf16_terms",
+    "moe_dispatch_index_ref",
+    "moe_ep_deepgemm_preprocess_ref",
+    "pack_ue8m0_ref",
+    "post_reorder_deepgemm_ref",
+    "quant_block_fp8_ref",
+    "quant_group_fp8_ref",
+    "reference",
+    "silu_and_mul_bound",
+    "silu_and_mul_post_quant_contig_ref",
+    "silu_and_mul_post_quant_masked_ref",
+    "silu_and_mul_ref",
+    "unpack_ue8m0_ref",
+]
+
+
+def reference(op: str) -> Callable:
+    """Return the oracle of `dgmoe::<op>`; KeyError where there is none."""
+    return globals()[f"{op}_ref"]
+
+
+def defined(op: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+    """Return a function of the op's arguments that returns a mask an output: True is promised."""
+    for room in (_permute, _activation, _gemm):
+        if hasattr(room, f"{op}_defined"):
+            return getattr(room, f"{op}_defined")
+
+    def everywhere(*args, **kwargs) -> tuple[torch.Tensor, ...]:
+        outputs = reference(op)(*args, **kwargs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        return tuple(torch.ones_like(o, dtype=torch.bool).contiguous() for o in outputs)
+
+    return everywhere
