@@ -1,7 +1,7 @@
 // The walk of the gated activations over valid rows, for a sink that takes eight products a thread:
 //   void take(batch, row, column, count, y)   count of them exist; called by whole half warps
-//   void pad(batch, row, column, step)        a padding row of a tile with valid rows, from a thread
-//   constexpr bool kPads                      whether pad does anything
+//   void pad(batch, row, first, step)         scale columns first, first + step, .. of padding
+//   constexpr bool kPads                      whether there is a pad
 #pragma once
 
 #include "../common/cuda.cuh"

@@ -1,4 +1,4 @@
-// How the CPU kernels of the gated activations find their rows, and the arithmetic of a piece of a row.
+// How the CPU kernels of the gated activations find their rows and compute a piece of one.
 #pragma once
 
 #include <algorithm>
@@ -16,8 +16,9 @@ DGMOE_HD void gated_chunk(const uint16_t* gate, const uint16_t* up, int64_t coun
   for (int64_t i = 0; i < count; ++i) y[i] = silu(bf16_to_float(gate[i])) * bf16_to_float(up[i]);
 }
 
-// Calls body(batch, begin, end) over the tiles that hold valid rows, in parallel. With a mask the work is counted
-// first: a slab is mostly padding, and an even split of all its rows would leave most threads without work.
+// Calls body(batch, begin, end) over the tiles that hold valid rows, in parallel. With a mask the
+// work is counted first: a slab is mostly padding, and an even split of all its rows would leave
+// most threads without work.
 template <typename Body>
 void for_gated_rows(const GatedPlan& plan, const Body& body) {
   if (!plan.masked) {

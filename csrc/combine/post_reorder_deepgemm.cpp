@@ -1,3 +1,22 @@
 #include "post_reorder_deepgemm.h"
 
+#include "weighted_rows_cpu.h"
+
+namespace dgmoe {
+namespace {
+
+Tensor post_reorder_deepgemm_cpu(const Tensor& y, const Tensor& src2dst, const Tensor& topk_weights,
+                                 double routed_scaling_factor, std::optional<int64_t> hidden_size) {
+  WeightedRowsCall call =
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size);
+  weighted_rows_cpu(call.plan);
+  return call.out;
+}
+
+}  // namespace
+}  // namespace dgmoe
+
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kPostReorderDeepgemmSchema); }
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
+  m.impl("post_reorder_deepgemm", DGMOE_BOX(dgmoe::post_reorder_deepgemm_cpu));
+}

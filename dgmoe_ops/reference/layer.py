@@ -127,7 +127,7 @@ def fused_moe_quantized_ref(
 ) -> torch.Tensor:
     """Return the layer's output in float64 with every rounding that its stages promise.
 
-    Activations are quantised as the recipe says, GEMM outputs rounded to bf16. A layer stands within
+    Activations are quantised as the recipe says, GEMM outputs rounded to bf16. A layer is within
     about 0.3 % of this, in relative Frobenius norm.
     """
     _check_activation(activation)

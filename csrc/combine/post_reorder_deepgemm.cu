@@ -1,0 +1,23 @@
+#include "post_reorder_deepgemm.h"
+
+#include "weighted_rows.cuh"
+
+namespace dgmoe {
+namespace {
+
+Tensor post_reorder_deepgemm_cuda(const Tensor& y, const Tensor& src2dst,
+                                  const Tensor& topk_weights, double routed_scaling_factor,
+                                  std::optional<int64_t> hidden_size) {
+  const CudaScope scope(y);
+  WeightedRowsCall call =
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size);
+  weighted_rows_cuda(call.plan, scope);
+  return call.out;
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
+  m.impl("post_reorder_deepgemm", DGMOE_BOX(dgmoe::post_reorder_deepgemm_cuda));
+}

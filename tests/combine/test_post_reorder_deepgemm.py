@@ -1,0 +1,141 @@
+import pytest
+import torch
+from helpers import (
+    BF16,
+    bits,
+    check_random,
+    int32,
+    misaligned,
+    random_bf16,
+    refused,
+    same_bits,
+    strided,
+)
+from hypothesis import given
+from hypothesis.strategies import data
+
+reorder = torch.ops.dgmoe.post_reorder_deepgemm
+NAME = "post_reorder_deepgemm"
+
+
+@given(data())
+def test_random(device, data) -> None:
+    check_random(NAME, data.draw, device)
+
+
+def test_worked_sum(device) -> None:
+    y = torch.tensor([[1.0, 2.0], [10.0, 20.0], [float("nan"), float("nan")]])
+    src2dst = int32([[0, 1], [1, -1], [-1, -1], [1, 1]], device)
+    weights = torch.tensor([[0.5, 0.25], [2.0, float("nan")], [1.0, 1.0], [0.5, 0.5]])
+    out = reorder(y.to(BF16).to(device), src2dst, weights.to(device), routed_scaling_factor=2.0)
+    assert out.tolist() == [[6.0, 12.0], [40.0, 80.0], [0.0, 0.0], [20.0, 40.0]]
+    assert not bits(out)[2].any(), "a token without a row is exactly +0"
+
+
+def test_order_and_single_rounding(device) -> None:
+    """In slot order 2^30 + 1 - 2^30 loses the 1 in fp32; with the 1 last it stays."""
+    y = torch.tensor([[2.0**30], [1.0], [-(2.0**30)]]).to(BF16).to(device)
+    ones = torch.ones(2, 3, device=device)
+    out = reorder(y, int32([[0, 1, 2], [0, 2, 1]], device), ones)
+    assert out.flatten().tolist() == [0.0, 1.0]
+    # bf16 holds no 257, fp32 does: 256 + 1 + 1 is 258 only where partial sums are not rounded.
+    y = torch.tensor([[256.0], [1.0], [1.0]]).to(BF16).to(device)
+    assert reorder(y, int32([[0, 1, 2]], device), ones[:1]).item() == 258.0
+
+
+def test_multiply_adds_are_fused(device) -> None:
+    a, b = 1.0 + 2.0**-7, 1.0 + 2.0**-23
+    y = torch.tensor([[1.0], [a]]).to(BF16).to(device)
+    weights = torch.tensor([[-a, b]], dtype=torch.float32, device=device)
+    out = reorder(y, int32([[0, 1]], device), weights)
+    assert out.item() == torch.tensor(a * b - a).to(BF16).item()
+
+
+def test_factor_multiplies_the_sum_in_fp32(device) -> None:
+    y, one = torch.tensor([[3.0]]).to(BF16).to(device), torch.ones(1, 1, device=device)
+    out = reorder(y, int32([[0]], device), one, routed_scaling_factor=0.1)
+    assert out.item() == (torch.tensor(3.0) * torch.tensor(0.1)).to(BF16).item()
+
+
+def test_rows_that_nobody_names_are_not_read(device) -> None:
+    y = random_bf16((3, 8, 24), device)
+    src2dst = torch.randint(0, 24, (10, 2), dtype=torch.int32, device=device)
+    src2dst[src2dst % 3 == 0] = -1
+    weights = torch.rand(10, 2, device=device)
+    expected = reorder(y, src2dst, weights)
+    named = torch.zeros(24, dtype=torch.bool, device=device)
+    named[src2dst[src2dst >= 0].long()] = True
+    y.view(24, 24)[~named] = float("nan")
+    assert same_bits(reorder(y, src2dst, weights), expected)
+    assert same_bits(reorder(y.view(24, 24), src2dst, weights), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_rows_outside_y_are_no_rows(device, dtype) -> None:
+    y, edge = random_bf16((4, 16), device), torch.iinfo(dtype)
+    src2dst = torch.tensor([[4, 0], [edge.max, edge.min]], dtype=dtype, device=device)
+    out = reorder(y, src2dst, torch.ones(2, 2, device=device))
+    assert same_bits(out[0], y[0]) and not bits(out[1]).any()
+
+
+@pytest.mark.parametrize("hidden", [0, 1, 7, 63, 64])
+def test_hidden_size_cuts_columns(device, hidden: int) -> None:
+    y, src2dst = random_bf16((6, 64), device), int32([[0, 3], [5, -1]], device)
+    weights = torch.rand(2, 2, device=device)
+    out = reorder(y, src2dst, weights, hidden_size=hidden)
+    assert same_bits(out, reorder(y, src2dst, weights)[:, :hidden].contiguous())
+    assert out.is_contiguous()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_weights_are_widened(device, dtype) -> None:
+    y, src2dst = random_bf16((6, 32), device), int32([[0, 3], [5, -1]], device)
+    weights = torch.tensor([[0.3, 1e-7], [-2.5, 1.0]]).to(dtype).to(device)
+    assert same_bits(reorder(y, src2dst, weights), reorder(y, src2dst, weights.float()))
+
+
+def test_views_do_not_matter(device) -> None:
+    y, weights = random_bf16((2, 5, 40), device), torch.rand(7, 3, device=device)
+    src2dst = torch.randint(-1, 10, (7, 3), device=device)
+    expected = reorder(y, src2dst, weights)
+    turned = y.transpose(0, 1).contiguous().transpose(0, 1)
+    for view in (strided(y), misaligned(y), turned, y.transpose(1, 2).contiguous().transpose(1, 2)):
+        assert same_bits(reorder(view, strided(src2dst), strided(weights)), expected)
+    assert same_bits(reorder(y, src2dst.int(), weights), expected)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (3, 0), (0, 4, 8), (2, 0, 8)])
+def test_empty_y_gives_zeros(device, shape) -> None:
+    y = torch.zeros(shape, dtype=BF16, device=device)
+    out = reorder(y, int32([[0, -1]] * 3, device), torch.ones(3, 2, device=device))
+    assert out.shape == (3, shape[-1]) and not bits(out).any()
+
+
+@pytest.mark.parametrize(("tokens", "top_k"), [(0, 2), (3, 0)])
+def test_no_tokens_or_slots(device, tokens: int, top_k: int) -> None:
+    src2dst = torch.zeros((tokens, top_k), dtype=torch.int32, device=device)
+    out = reorder(random_bf16((4, 8), device), src2dst, torch.ones(tokens, top_k, device=device))
+    assert out.shape == (tokens, 8) and not bits(out).any()
+
+
+def test_refusals(device) -> None:
+    good = {
+        "y": random_bf16((4, 8), device),
+        "src2dst": int32([[0, 1], [2, 3]], device),
+        "topk_weights": torch.ones(2, 2, device=device),
+    }
+    for arg, bad in [
+        ("y", good["y"].float()),
+        ("y", good["y"][0]),
+        ("y", good["y"][None, None]),
+        ("src2dst", good["src2dst"].short()),
+        ("src2dst", good["src2dst"][0]),
+        ("topk_weights", good["topk_weights"].double()),
+        ("topk_weights", good["topk_weights"][0]),
+        ("topk_weights", good["topk_weights"][:1]),
+        ("topk_weights", good["topk_weights"][:, :1]),
+        ("hidden_size", 9),
+        ("hidden_size", -1),
+    ]:
+        with refused(NAME, arg):
+            reorder(**(good | {arg: bad}))

@@ -1,0 +1,45 @@
+"""What every test shares: the device under test and the hypothesis profile."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+# An installed package wins over the source tree, which serves a build in place.
+sys.path.append(str(Path(__file__).parent.parent))
+
+_SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+settings.register_profile(
+    "ci", derandomize=True, max_examples=25, deadline=None, suppress_health_check=_SLOW_IS_FINE
+)
+settings.register_profile(
+    "fuzz", max_examples=2000, deadline=None, suppress_health_check=_SLOW_IS_FINE
+)
+settings.load_profile(os.environ.get("DGMOE_HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where the ops under test run (default: cpu)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"--device cuda needs a CUDA GPU and a CUDA PyTorch; torch {torch.__version__} sees none"
+        )
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> str:
+    """The device that the ops under test run on."""
+    return request.config.getoption("--device")

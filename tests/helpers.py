@@ -1,0 +1,124 @@
+"""What the op tests share: views that stress strides and alignment, bit comparison, expected refusals."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from dgmoe_ops.testing import compare
+from dgmoe_ops.testing.samples import SAMPLES
+
+F8 = torch.float8_e4m3fn
+BF16 = torch.bfloat16
+ROOM_OPS = {
+    "scale": ("align_scale", "pack_ue8m0", "unpack_ue8m0"),
+    "permute": (
+        "ep_scatter",
+        "moe_dispatch_index",
+        "moe_ep_deepgemm_preprocess",
+        "quant_group_fp8",
+    ),
+    "gemm": (
+        "grouped_gemm_nt_bf16_contig",
+        "grouped_gemm_nt_bf16_masked",
+        "grouped_gemm_nt_f8f8bf16_contig",
+        "grouped_gemm_nt_f8f8bf16_masked",
+    ),
+    "activation": (
+        "silu_and_mul",
+        "silu_and_mul_post_quant_contig",
+        "silu_and_mul_post_quant_masked",
+    ),
+    "combine": ("ep_gather", "post_reorder_deepgemm"),
+    "weights": ("quant_block_fp8",),
+}
+OPS = tuple(name for names in ROOM_OPS.values() for name in names)
+
+
+def op(name: str) -> torch._ops.OpOverload:
+    return getattr(torch.ops.dgmoe, name).default
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's values as integers of the same width, so that NaN equals NaN and 0 differs from -0."""
+    views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    flat = tensor.detach().cpu().contiguous()
+    return flat if flat.dtype == torch.bool else flat.view(views[flat.element_size()])
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and torch.equal(bits(a), bits(b))
+
+
+def storage_words(tensor: torch.Tensor) -> list[int]:
+    """The int32 words of the tensor's memory in memory order, strides ignored."""
+    count = tensor.untyped_storage().nbytes() // 4
+    words = torch.as_strided(tensor.view(torch.int32), (count,), (1,), 0).cpu()
+    return [word & 0xFFFFFFFF for word in words.tolist()]
+
+
+def strided(tensor: torch.Tensor) -> torch.Tensor:
+    """An equal tensor that is dense in no dimension; what stands between its elements is filled with 0x7f."""
+    sizes = [2 * size + 3 for size in tensor.shape]
+    room = torch.full((*sizes, tensor.element_size()), 0x7F, dtype=torch.uint8)
+    room = room.to(tensor.device).view(tensor.dtype).squeeze(-1)
+    view = room[tuple(slice(1, 1 + 2 * size, 2) for size in tensor.shape)]
+    view.copy_(tensor)
+    return view
+
+
+def misaligned(tensor: torch.Tensor) -> torch.Tensor:
+    """An equal contiguous tensor whose memory starts one element past a 16-byte boundary."""
+    room = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    view = room[1:].view(tensor.shape)
+    view.copy_(tensor)
+    return view
+
+
+def mn_major(scale: torch.Tensor) -> torch.Tensor:
+    """An equal tensor whose second-to-last dimension is dense, padded to 16 bytes."""
+    *batch, mn, groups = scale.shape
+    room = torch.empty((*batch, groups, -(-mn // 4) * 4), dtype=scale.dtype, device=scale.device)
+    view = room.transpose(-1, -2)[..., :mn, :]
+    view.copy_(scale)
+    return view
+
+
+def to_f8(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float().clamp(-448, 448).to(F8)
+
+
+def random_f8(shape: tuple[int, ...], device: str, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return to_f8(torch.randn(shape, generator=generator) * 16).to(device)
+
+
+def random_bf16(shape: tuple[int, ...], device: str, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).bfloat16().to(device)
+
+
+def int32(values: list, device: str) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=device)
+
+
+@contextmanager
+def refused(name: str, arg: str):
+    """Expect the op's own refusal: ValueError, `dgmoe::<op>: <arg> must ..., got ...`."""
+    with pytest.raises(ValueError, match=rf"dgmoe::{name}: {re.escape(arg)} must .+, got "):
+        yield
+
+
+def check_random(name: str, draw: Callable, device: str) -> None:
+    """Hold the op against its oracle on arguments that hypothesis draws."""
+    args, kwargs = SAMPLES[name].random(draw, device)
+    compare.check(name, args, kwargs)
+
+
+def samples(name: str, device: str) -> list[tuple[tuple, dict]]:
+    """The ordinary call and the hard ones."""
+    return [SAMPLES[name].tiny(device), *SAMPLES[name].edge(device)]

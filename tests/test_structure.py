@@ -1,0 +1,183 @@
+"""Who may look at whom: the rules that keep a room's floors apart, read from includes and imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+CSRC = ROOT / "csrc"
+PACKAGE = ROOT / "dgmoe_ops"
+ROOMS = ("scale", "weights", "route", "permute", "gemm", "activation", "combine")
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
+
+# A header of common/ may include only what stands to its left. parallel.h is the CPU's counterpart of cuda.cuh.
+COMMON_MAY_INCLUDE = {
+    "numerics.h": set(),
+    "layout.h": {"numerics.h"},
+    "tensor.h": {"numerics.h", "layout.h"},
+    "check.h": {"numerics.h", "layout.h", "tensor.h"},
+    "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
+    "cuda.cuh": {"numerics.h", "layout.h", "tensor.h", "check.h"},
+}
+TORCH_FREE = ("numerics.h", "layout.h")
+MAX_LINES = 400
+
+# A part may import itself and what this table names; parts are the modules or folders of dgmoe_ops.
+MAY_IMPORT = {
+    "_load": set(),
+    "config": set(),
+    "layouts": {"config"},
+    "recipes": {"config", "layouts"},
+    "ops": {"config", "recipes", "layouts"},
+    "backends": {"config", "recipes", "layouts", "ops"},
+    "prepare": {"config", "recipes", "layouts", "ops"},
+    "_layer_contract": {"config", "recipes", "layouts", "ops"},
+    "layer": {"config", "recipes", "layouts", "ops", "_layer_contract", "prepare"},
+    "dispatch": {"config", "recipes", "layouts", "ops", "prepare", "layer"},
+    "reference": set(),
+    "testing": {"config", "recipes", "layouts", "ops", "prepare", "layer", "reference"},
+}
+# These look at all of the package, and no part looks at them.
+SEES_ALL = ("__init__", "__main__", "cli")
+
+
+def source_files(folder: Path, *suffixes: str) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def includes(path: Path) -> list[tuple[str, str]]:
+    return INCLUDE.findall(path.read_text())
+
+
+def resolved(path: Path, target: str) -> Path:
+    return (path.parent / target).resolve()
+
+
+@pytest.mark.parametrize("path", source_files(CSRC / "common", ".h", ".cuh"), ids=lambda p: p.name)
+def test_common_only_looks_left(path: Path) -> None:
+    allowed = COMMON_MAY_INCLUDE.get(path.name)
+    assert allowed is not None, f"{path.name} has no place in COMMON_MAY_INCLUDE"
+    for quote, target in includes(path):
+        if quote == '"':
+            assert target in allowed, f"common/{path.name} may not include {target}"
+        if path.name in TORCH_FREE:
+            assert not target.startswith(("torch", "ATen", "c10")), f"{path.name}: {target}"
+
+
+def test_rooms_include_only_themselves_and_common() -> None:
+    for path in source_files(CSRC, ".h", ".cuh", ".cpp", ".cu"):
+        room = path.parent.name
+        if room == "common":
+            continue
+        assert room in ROOMS, f"{path}: no such room"
+        for quote, target in includes(path):
+            if quote == '"':
+                assert resolved(path, target).exists(), f"{path}: {target} does not exist"
+                assert resolved(path, target).parent.name in (room, "common"), f"{path}: {target}"
+
+
+def test_each_side_keeps_to_its_headers() -> None:
+    """`.cpp` and the contracts know no CUDA, `.cu` knows no CPU threading."""
+    for path in source_files(CSRC, ".h", ".cpp", ".cu"):
+        names = {Path(target).name for _, target in includes(path)}
+        if path.suffix != ".cu":
+            assert not names & {"cuda.cuh", "cuda_runtime.h"}, path
+        else:
+            assert "parallel.h" not in names, path
+
+
+def test_ops_come_as_triples() -> None:
+    for path in source_files(CSRC, ".cpp", ".cu"):
+        # Code that several ops of a room share is no op; it belongs to the header without its suffix.
+        stem = path.stem.removesuffix("_cpu").removesuffix("_cuda")
+        assert path.with_name(stem + ".h").exists(), f"{path} has no contract header"
+        if path.suffix == ".cu" and stem == path.stem:
+            assert path.with_suffix(".cpp").exists(), f"{path} has no CPU side"
+
+
+def test_only_tensor_and_cuda_touch_raw_shims() -> None:
+    shim = re.compile(r"\baoti_torch_(?!device_type_)\w+\s*\(")
+    for path in source_files(CSRC, ".h", ".cuh", ".cpp", ".cu"):
+        if path.name not in ("tensor.h", "cuda.cuh", "check.h"):
+            assert not shim.search(path.read_text()), f"{path} calls a raw shim"
+
+
+def part_of(module: str) -> str:
+    """The part of the package that a dotted module name below dgmoe_ops belongs to."""
+    return module.split(".")[0] if module else "__init__"
+
+
+def imported_modules(path: Path) -> list[tuple[str, bool]]:
+    """(absolute module name, at module level) of everything that a file imports."""
+    tree = ast.parse(path.read_text())
+    lazy = {
+        id(node)
+        for scope in ast.walk(tree)
+        if isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(scope)
+    }
+    package = list(path.relative_to(ROOT).with_suffix("").parts[:-1])
+    found = []
+    for node in ast.walk(tree):
+        top = id(node) not in lazy
+        if isinstance(node, ast.Import):
+            found += [(alias.name, top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = ".".join([*base, *([node.module] if node.module else [])])
+            # `from . import x` names modules, `from .x import y` names things of one.
+            names = [f"{module}.{alias.name}" for alias in node.names]
+            found += [(name, top) for name in (names if not node.module else [module])]
+    return found
+
+
+def package_imports(path: Path) -> list[tuple[str, bool]]:
+    prefix = "dgmoe_ops"
+    for module, top in imported_modules(path):
+        if module == prefix or module.startswith(prefix + "."):
+            yield module[len(prefix) + 1 :], top
+
+
+@pytest.mark.parametrize(
+    "path", source_files(PACKAGE, ".py"), ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_python_parts_look_only_where_they_may(path: Path) -> None:
+    part = part_of(".".join(path.relative_to(PACKAGE).with_suffix("").parts))
+    for module, _ in imported_modules(path):
+        assert module.split(".")[0] not in ("tests", "benchmarks"), f"{path} imports {module}"
+    if part in SEES_ALL:
+        return
+    assert part in MAY_IMPORT, f"dgmoe_ops.{part} has no place in MAY_IMPORT"
+    for module, top in package_imports(path):
+        target = part_of(module)
+        if target == part:
+            continue
+        lazy_backend = part == "ops" and target == "backends" and path.name == "gemm.py" and not top
+        assert target in MAY_IMPORT[part] or lazy_backend, f"dgmoe_ops.{part} imports {module}"
+
+
+def test_the_oracle_imports_torch_only() -> None:
+    for path in source_files(PACKAGE / "reference", ".py"):
+        for module, _ in imported_modules(path):
+            known = module.split(".")[0] in ("torch", *sys.stdlib_module_names)
+            assert known or module.startswith("dgmoe_ops.reference"), f"{path.name}: {module}"
+
+
+def test_deep_gemm_and_triton_are_imported_lazily() -> None:
+    for path in source_files(PACKAGE, ".py"):
+        for module, top in imported_modules(path):
+            if module.split(".")[0] in ("deep_gemm", "triton", "transformers"):
+                assert not top, f"{path} imports {module} when it is imported"
+
+
+def test_files_stay_readable() -> None:
+    folders = [CSRC, PACKAGE, ROOT / "tests", ROOT / "benchmarks"]
+    for folder in folders:
+        for path in source_files(folder, ".h", ".cuh", ".cpp", ".cu", ".py"):
+            lines = len(path.read_text().splitlines())
+            assert lines <= MAX_LINES, f"{path.relative_to(ROOT)} has {lines} lines"
