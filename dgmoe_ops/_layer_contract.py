@@ -105,7 +105,7 @@ def check_layer(
             _fail(arg, "be contiguous", f"strides {weight.stride()}")
     experts, rows13, k13 = w13.shape
     padded = round_up(hidden, chosen.k_multiple)
-    if k13 not in (hidden, padded):
+    if k13 != hidden and k13 != padded:
         _fail(
             "w13", f"have {hidden} columns (the hidden size) or, padded, {padded}", tuple(w13.shape)
         )

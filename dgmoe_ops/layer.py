@@ -123,11 +123,15 @@ def activate(
     return quantized(gate_up, where, group_size=stages.recipe.group_size, scale_form=stages.form)
 
 
-@functools.lru_cache(maxsize=64)
 def _budget_bytes(device: torch.device, fraction: float) -> int | None:
     if device.type != "cuda":
         return None
-    return int(torch.cuda.get_device_properties(device).total_memory * fraction)
+    return int(_device_memory(device) * fraction)
+
+
+@functools.lru_cache(maxsize=64)
+def _device_memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
 
 
 def resolve_layout(

@@ -35,11 +35,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(
-            f"--device cuda needs a CUDA GPU and a CUDA PyTorch; torch {torch.__version__} sees none"
+            f"--device cuda needs a GPU and a CUDA PyTorch; torch {torch.__version__} sees none"
         )
 
 
 @pytest.fixture(scope="session")
-def device(request: pytest.FixtureRequest) -> str:
+def device(request: pytest.FixtureRequest) -> torch.device:
     """The device that the ops under test run on."""
-    return request.config.getoption("--device")
+    return torch.device(request.config.getoption("--device"))

@@ -15,7 +15,7 @@ from dgmoe_ops.testing.samples import SAMPLES
 
 ROOT = Path(__file__).parent.parent
 NAMESPACE = "dgmoe"
-#: ops that Python registers; they have no C++ contract, and their samples are those of the layer's own tests
+#: ops that Python registers: no C++ contract, and the layer's own tests make their samples
 PYTHON_ROOMS = {"fused_moe": "layer"}
 
 
@@ -65,7 +65,7 @@ def has_cuda(op: str, room: str | None) -> bool:
 
 
 def same_signature(function, schema: torch._C.FunctionSchema) -> bool:
-    """Whether a function takes a schema's arguments: names, order, kind and the defaults that the schema has."""
+    """Whether a function takes a schema's arguments: names, order, kind, the schema's defaults."""
     parameters = list(inspect.signature(function).parameters.values())
     if [p.name for p in parameters] != [a.name for a in schema.arguments]:
         return False
@@ -92,9 +92,7 @@ def wrapper_matches(op: str) -> bool:
     """Layer wrappers may take more, such as a bundle of weights; the others mirror their schema."""
     if op in PYTHON_ROOMS:
         return True
-    return hasattr(dgmoe_ops.ops, op) and same_signature(
-        getattr(dgmoe_ops.ops, op), schemas(op)[0]
-    )
+    return hasattr(dgmoe_ops.ops, op) and same_signature(getattr(dgmoe_ops.ops, op), schemas(op)[0])
 
 
 def mentions(path: Path, pattern: str) -> bool:

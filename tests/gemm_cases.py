@@ -1,4 +1,4 @@
-"""Small grouped GEMMs whose exact result is a bf16 number, so that no accumulation order can hide an error."""
+"""Small grouped GEMMs with results that bf16 holds: no accumulation order can hide an error."""
 
 from __future__ import annotations
 
@@ -37,14 +37,16 @@ def integers(shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor
     return (values * (torch.rand(shape, generator=generator) < 0.5)).float()
 
 
-def case(device: str, dtype: torch.dtype, seed: int = 0) -> Case:
+def case(device: torch.device, dtype: torch.dtype, seed: int = 0) -> Case:
     generator = torch.Generator().manual_seed(seed)
     groups, blocks = -(-K // 128), -(-N // 128)
     a = integers((EXPERTS, M, K), generator).to(dtype).to(device)
     b = integers((EXPERTS, N, K), generator).to(dtype).to(device)
     # One scale a row and a block: exact whatever a kernel does first.
     a_scale = torch.pow(2.0, torch.randint(-5, 6, (EXPERTS, M, 1), generator=generator).float())
-    b_scale = torch.pow(2.0, torch.randint(-5, 6, (EXPERTS, blocks, 1), generator=generator).float())
+    b_scale = torch.pow(
+        2.0, torch.randint(-5, 6, (EXPERTS, blocks, 1), generator=generator).float()
+    )
     masked_m = torch.tensor(MASKED_M, dtype=torch.int32)
     m_indices = torch.full((EXPERTS, M), -1, dtype=torch.int32)
     for e, count in enumerate(MASKED_M):

@@ -1,4 +1,4 @@
-"""What the op tests share: views that stress strides and alignment, bit comparison, expected refusals."""
+"""What the op tests share: views of odd strides and alignment, bit comparison, refusals."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def op(name: str) -> torch._ops.OpOverload:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's values as integers of the same width, so that NaN equals NaN and 0 differs from -0."""
+    """The values as integers of their width, so that NaN equals NaN and 0 differs from -0."""
     views = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     flat = tensor.detach().cpu().contiguous()
     return flat if flat.dtype == torch.bool else flat.view(views[flat.element_size()])
@@ -62,7 +62,7 @@ def storage_words(tensor: torch.Tensor) -> list[int]:
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """An equal tensor that is dense in no dimension; what stands between its elements is filled with 0x7f."""
+    """An equal tensor that is dense in no dimension; bytes 0x7f stand between its elements."""
     sizes = [2 * size + 3 for size in tensor.shape]
     room = torch.full((*sizes, tensor.element_size()), 0x7F, dtype=torch.uint8)
     room = room.to(tensor.device).view(tensor.dtype).squeeze(-1)
@@ -92,17 +92,17 @@ def to_f8(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.float().clamp(-448, 448).to(F8)
 
 
-def random_f8(shape: tuple[int, ...], device: str, seed: int = 0) -> torch.Tensor:
+def random_f8(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return to_f8(torch.randn(shape, generator=generator) * 16).to(device)
 
 
-def random_bf16(shape: tuple[int, ...], device: str, seed: int = 0) -> torch.Tensor:
+def random_bf16(shape: tuple[int, ...], device: torch.device, seed: int = 0) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).bfloat16().to(device)
 
 
-def int32(values: list, device: str) -> torch.Tensor:
+def int32(values: list, device: torch.device) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32, device=device)
 
 
@@ -113,12 +113,12 @@ def refused(name: str, arg: str):
         yield
 
 
-def check_random(name: str, draw: Callable, device: str) -> None:
+def check_random(name: str, draw: Callable, device: torch.device) -> None:
     """Hold the op against its oracle on arguments that hypothesis draws."""
     args, kwargs = SAMPLES[name].random(draw, device)
     compare.check(name, args, kwargs)
 
 
-def samples(name: str, device: str) -> list[tuple[tuple, dict]]:
+def samples(name: str, device: torch.device) -> list[tuple[tuple, dict]]:
     """The ordinary call and the hard ones."""
     return [SAMPLES[name].tiny(device), *SAMPLES[name].edge(device)]

@@ -1,4 +1,4 @@
-"""One build for every PyTorch from 2.10 on: what the libraries may ask of the machine that loads them."""
+"""One build for every PyTorch from 2.10 on: what the libraries may ask of their machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PACKAGE = Path(importlib.util.find_spec("dgmoe_ops").origin).parent  # found, no
 INCLUDE = Path(torch.__file__).parent / "include" / "torch" / "csrc"
 SHIM_HEADERS = (INCLUDE / "inductor/aoti_torch/c/shim.h", INCLUDE / "stable/c/shim.h")
 FLOOR = (2, 10)
-# Ceilings: Ubuntu 22.04 has GLIBCXX 3.4.30 and glibc 2.35, the oldest system that PyTorch 2.13 is tested on.
+# Ceilings: what Ubuntu 22.04 has.
 GLIBCXX_CEILING = (3, 4, 30)
 GLIBC_CEILING = (2, 35)
 FORBIDDEN = re.compile(r"^(_ZNK?2at|_ZNK?3c10|_ZNK?5torch|_Py|Py[A-Z])")
@@ -100,7 +100,9 @@ def test_nothing_but_system_and_torch_libraries_are_needed(shared: SharedObject)
 def test_the_two_libraries_share_no_symbol() -> None:
     common = library("_C").exported() & library("_C_cuda").exported()
     # The linker's own marks, and inline functions of the C++ library, whose duplicates are alike.
-    ours = [name for name in common if not re.match(r"_(init|fini|edata|end|_bss_start)$|_Z\w*St", name)]
+    ours = [
+        name for name in common if not re.match(r"_(init|fini|edata|end|_bss_start)$|_Z\w*St", name)
+    ]
     assert not ours
 
 

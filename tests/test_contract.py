@@ -1,4 +1,4 @@
-"""No op lands half-added: every op of `torch.ops.dgmoe` has all of its parts, and its fake says what it does."""
+"""No op lands half-added: each has all of its parts, and its fake says what it does."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dgmoe_ops.testing.layer import layer_inputs
 each_op = pytest.mark.parametrize("name", registered_ops())
 
 
-def calls(name: str, device: str) -> list[tuple[tuple, dict]]:
+def calls(name: str, device: torch.device) -> list[tuple[tuple, dict]]:
     """The arguments that the op is called with here."""
     if name != "fused_moe":
         return samples(name, device)
@@ -78,7 +78,7 @@ def test_schemas_are_functional(name: str) -> None:
     for schema in schemas(name):
         text = str(schema)
         assert "Tensor!" not in text and "(*" not in text, text
-        # Strings leak across the stable C++ boundary; an op that Python registers does not cross it.
+        # Strings leak across the stable C++ boundary, which ops of Python do not cross.
         assert name in PYTHON_ROOMS or not re.search(r"\bstr\b", text), text
         if schema.overload_name == "out":
             written = [a for a in schema.arguments if a.alias_info and a.alias_info.is_write]
@@ -99,7 +99,7 @@ def assert_same_layout(name: str, fake: torch.Tensor, real: torch.Tensor) -> Non
 
 
 @each_op
-def test_fake_agrees_with_real(name: str, device: str) -> None:
+def test_fake_agrees_with_real(name: str, device: torch.device) -> None:
     """Shape, dtype and strides, those of size-1 dimensions too, on static sizes."""
     for args, kwargs in calls(name, device):
         real = compare.outputs(op(name)(*args, **kwargs))
@@ -132,7 +132,7 @@ def traced_outputs(name: str, args: tuple, kwargs: dict) -> tuple[torch.Tensor, 
 
 
 @each_op
-def test_fake_agrees_with_real_on_symbolic_sizes(name: str, device: str) -> None:
+def test_fake_agrees_with_real_on_symbolic_sizes(name: str, device: torch.device) -> None:
     for args, kwargs in calls(name, device):
         real = compare.outputs(op(name)(*args, **kwargs))
         for one, other in zip(traced_outputs(name, args, kwargs), real, strict=True):
@@ -140,7 +140,7 @@ def test_fake_agrees_with_real_on_symbolic_sizes(name: str, device: str) -> None
 
 
 @each_op
-def test_opcheck(name: str, device: str) -> None:
+def test_opcheck(name: str, device: torch.device) -> None:
     for args, kwargs in calls(name, device):
         utils = ["test_schema", "test_faketensor", "test_autograd_registration"]
         if any(isinstance(arg, torch.Tensor) and arg.dtype == F8 for arg in args):
@@ -150,7 +150,7 @@ def test_opcheck(name: str, device: str) -> None:
         torch.library.opcheck(op(name), args, kwargs, test_utils=utils)
 
 
-def test_opcheck_of_the_out_overload(device: str) -> None:
+def test_opcheck_of_the_out_overload(device: torch.device) -> None:
     args, kwargs = layer_inputs(5, 4, 2, "bf16", device)
     kwargs["out"] = torch.empty_like(args[0])
     torch.library.opcheck(torch.ops.dgmoe.fused_moe.out, args, kwargs, test_utils="test_schema")

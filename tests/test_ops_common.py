@@ -29,13 +29,13 @@ def memory(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @each_op
-def test_samples_match_the_oracle(name: str, device: str) -> None:
+def test_samples_match_the_oracle(name: str, device: torch.device) -> None:
     for args, kwargs in samples(name, device):
         compare.check(name, args, kwargs)
 
 
 @each_op
-def test_inputs_stay_as_they_are(name: str, device: str) -> None:
+def test_inputs_stay_as_they_are(name: str, device: torch.device) -> None:
     for args, kwargs in samples(name, device):
         given = tensors_of(name, args, kwargs)
         before = {arg: memory(tensor) for arg, tensor in given.items()}
@@ -50,7 +50,7 @@ def test_inputs_stay_as_they_are(name: str, device: str) -> None:
 
 
 @each_op
-def test_every_run_gives_the_same_bits(name: str, device: str) -> None:
+def test_every_run_gives_the_same_bits(name: str, device: torch.device) -> None:
     for args, kwargs in samples(name, device):
         first = compare.outputs(op(name)(*args, **kwargs))
         masks = reference.defined(name)(*args, **kwargs)
@@ -61,7 +61,7 @@ def test_every_run_gives_the_same_bits(name: str, device: str) -> None:
 
 
 @each_op
-def test_threads_do_not_change_the_bits(name: str, device: str) -> None:
+def test_threads_do_not_change_the_bits(name: str, device: torch.device) -> None:
     args, kwargs = SAMPLES[name].edge(device)[-1]
     masks = reference.defined(name)(*args, **kwargs)
     first = compare.outputs(op(name)(*args, **kwargs))
@@ -76,7 +76,7 @@ def test_threads_do_not_change_the_bits(name: str, device: str) -> None:
 
 
 @each_op
-def test_grad_is_refused_by_name(name: str, device: str) -> None:
+def test_grad_is_refused_by_name(name: str, device: torch.device) -> None:
     args, kwargs = SAMPLES[name].tiny(device)
     floating = [
         arg for arg, t in tensors_of(name, args, kwargs).items() if t.dtype.is_floating_point
@@ -94,7 +94,7 @@ def test_grad_is_refused_by_name(name: str, device: str) -> None:
 
 
 @each_op
-def test_compiles_whole_with_dynamic_sizes(name: str, device: str) -> None:
+def test_compiles_whole_with_dynamic_sizes(name: str, device: torch.device) -> None:
     """One graph, no breaks, and the oracle's numbers."""
     args, kwargs = SAMPLES[name].tiny(device)
     torch._dynamo.reset()
@@ -105,11 +105,11 @@ def test_compiles_whole_with_dynamic_sizes(name: str, device: str) -> None:
 
 
 @each_op
-def test_wrong_devices_are_refused(name: str, device: str) -> None:
+def test_wrong_devices_are_refused(name: str, device: torch.device) -> None:
     """An argument that was left on the CPU is named, not dereferenced."""
     args, kwargs = SAMPLES[name].tiny(device)
     given = tensors_of(name, args, kwargs)
-    if len(given) < 2 or device == "cpu":
+    if len(given) < 2 or device.type == "cpu":
         pytest.skip("needs two devices")
     for arg in list(given)[1:]:
         named = dict(zip(arg_names(name), args, strict=False)) | kwargs

@@ -16,9 +16,9 @@
 namespace dgmoe {
 
 constexpr char kSiluAndMulPostQuantContigSchema[] =
-    "silu_and_mul_post_quant_contig(Tensor gate_up, Tensor? m_indices=None, *, int group_size=128, "
-    "int scale_form=1,"
-    " bool round_scale=False, bool round_activation=False, int alignment=128) -> (Tensor, Tensor)";
+    "silu_and_mul_post_quant_contig(Tensor gate_up, Tensor? m_indices=None, *, int"
+    " group_size=128, int scale_form=1, bool round_scale=False, bool round_activation=False,"
+    " SymInt alignment=128) -> (Tensor, Tensor)";
 
 inline GatedQuantCall plan_silu_and_mul_post_quant_contig(const Tensor& gate_up,
                                                           const std::optional<Tensor>& m_indices,

@@ -15,9 +15,8 @@
 namespace dgmoe {
 
 constexpr char kSiluAndMulPostQuantMaskedSchema[] =
-    "silu_and_mul_post_quant_masked(Tensor gate_up, Tensor masked_m, *, int group_size=128, int "
-    "scale_form=1,"
-    " bool round_scale=False, bool round_activation=False) -> (Tensor, Tensor)";
+    "silu_and_mul_post_quant_masked(Tensor gate_up, Tensor masked_m, *, int group_size=128, int"
+    " scale_form=1, bool round_scale=False, bool round_activation=False) -> (Tensor, Tensor)";
 
 inline GatedQuantCall plan_silu_and_mul_post_quant_masked(const Tensor& gate_up,
                                                           const Tensor& masked_m,

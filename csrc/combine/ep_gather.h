@@ -14,8 +14,8 @@
 namespace dgmoe {
 
 constexpr char kEpGatherSchema[] =
-    "ep_gather(Tensor y, Tensor topk_ids, Tensor topk_weights, Tensor output_index, *, int? "
-    "hidden_size=None) -> Tensor";
+    "ep_gather(Tensor y, Tensor topk_ids, Tensor topk_weights, Tensor output_index, *, SymInt?"
+    " hidden_size=None) -> Tensor";
 
 inline WeightedRowsCall plan_ep_gather(const Tensor& y, const Tensor& topk_ids,
                                        const Tensor& topk_weights, const Tensor& output_index,

@@ -13,9 +13,8 @@
 namespace dgmoe {
 
 constexpr char kPostReorderDeepgemmSchema[] =
-    "post_reorder_deepgemm(Tensor y, Tensor src2dst, Tensor topk_weights, *, float "
-    "routed_scaling_factor=1.0,"
-    " int? hidden_size=None) -> Tensor";
+    "post_reorder_deepgemm(Tensor y, Tensor src2dst, Tensor topk_weights, *, float"
+    " routed_scaling_factor=1.0, SymInt? hidden_size=None) -> Tensor";
 
 inline WeightedRowsCall plan_post_reorder_deepgemm(const Tensor& y, const Tensor& src2dst,
                                                    const Tensor& topk_weights,

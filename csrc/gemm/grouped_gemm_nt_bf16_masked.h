@@ -12,7 +12,8 @@
 namespace dgmoe {
 
 constexpr char kGroupedGemmNtBf16MaskedSchema[] =
-    "grouped_gemm_nt_bf16_masked(Tensor a, Tensor b, Tensor masked_m, int expected_m) -> Tensor";
+    "grouped_gemm_nt_bf16_masked(Tensor a, Tensor b, Tensor masked_m, SymInt expected_m) ->"
+    " Tensor";
 
 inline GroupedGemmCall plan_grouped_gemm_nt_bf16_masked(const Tensor& a, const Tensor& b,
                                                         const Tensor& masked_m,

@@ -18,7 +18,7 @@ namespace dgmoe {
 
 constexpr char kGroupedGemmNtF8f8bf16MaskedSchema[] =
     "grouped_gemm_nt_f8f8bf16_masked(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor"
-    " masked_m, int expected_m, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
+    " masked_m, SymInt expected_m, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
 
 inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_masked(
     const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,

@@ -17,9 +17,9 @@
 namespace dgmoe {
 
 constexpr char kEpScatterSchema[] =
-    "ep_scatter(Tensor x, Tensor? x_scale, Tensor topk_ids, int num_local_experts, *, int "
-    "expert_start=0,"
-    " int scale_form=1, int alignment=128) -> (Tensor, Tensor, Tensor, Tensor)";
+    "ep_scatter(Tensor x, Tensor? x_scale, Tensor topk_ids, SymInt num_local_experts, *, SymInt"
+    " expert_start=0, int scale_form=1, SymInt alignment=128) -> (Tensor, Tensor, Tensor,"
+    " Tensor)";
 
 struct EpScatterPlan {
   IdMatrix ids;

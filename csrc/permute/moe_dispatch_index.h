@@ -14,8 +14,8 @@
 namespace dgmoe {
 
 constexpr char kMoeDispatchIndexSchema[] =
-    "moe_dispatch_index(Tensor topk_ids, int num_local_experts, int m_max, int expert_start=0) -> "
-    "(Tensor, Tensor)";
+    "moe_dispatch_index(Tensor topk_ids, SymInt num_local_experts, SymInt m_max, SymInt"
+    " expert_start=0) -> (Tensor, Tensor)";
 
 struct DispatchIndexPlan {
   IdMatrix ids;

@@ -16,11 +16,10 @@
 namespace dgmoe {
 
 constexpr char kMoeEpDeepgemmPreprocessSchema[] =
-    "moe_ep_deepgemm_preprocess(Tensor hidden_states, Tensor topk_ids, int num_local_experts, *, "
-    "int expert_start=0,"
-    " int group_size=128, int scale_form=1, bool round_scale=False, int? padded_k=None, int? "
-    "m_max=None)"
-    " -> (Tensor, Tensor, Tensor, Tensor)";
+    "moe_ep_deepgemm_preprocess(Tensor hidden_states, Tensor topk_ids, SymInt"
+    " num_local_experts, *, SymInt expert_start=0, int group_size=128, int scale_form=1, bool"
+    " round_scale=False, SymInt? padded_k=None, SymInt? m_max=None) -> (Tensor, Tensor, Tensor,"
+    " Tensor)";
 
 struct PreprocessPlan {
   DispatchIndexPlan index;

@@ -16,9 +16,8 @@
 namespace dgmoe {
 
 constexpr char kQuantGroupFp8Schema[] =
-    "quant_group_fp8(Tensor x, int group_size, int scale_form, bool round_scale=False, int? "
-    "padded_k=None)"
-    " -> (Tensor, Tensor)";
+    "quant_group_fp8(Tensor x, int group_size, int scale_form, bool round_scale=False, SymInt?"
+    " padded_k=None) -> (Tensor, Tensor)";
 
 struct QuantGroupFp8Plan {
   const void* x;

@@ -9,7 +9,7 @@
 
 namespace dgmoe {
 
-constexpr char kUnpackUe8m0Schema[] = "unpack_ue8m0(Tensor packed, int groups) -> Tensor";
+constexpr char kUnpackUe8m0Schema[] = "unpack_ue8m0(Tensor packed, SymInt groups) -> Tensor";
 
 struct UnpackUe8m0Plan {
   const void* in;

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from gemm_cases import EXPERTS, K, M, N, case
+from gemm_cases import EXPERTS, M, N, case
 from helpers import F8, bits, check_random, mn_major, refused, same_bits, strided
 from hypothesis import given
 from hypothesis.strategies import data
@@ -29,11 +29,13 @@ def test_exact_numbers(device) -> None:
 
 
 def test_every_scale_form(device) -> None:
+    if device.type == "cuda":
+        pytest.skip("a GPU takes the one form that its DeepGEMM takes")
     c = case(device, F8)
     valid = c.m_indices >= 0
     expected = run(c)[valid]
     flat = c.a_scale.flatten(0, 1)
-    forms = [torch.ops.dgmoe.pack_ue8m0(flat)] + ([] if device == "cuda" else [flat, strided(flat)])
+    forms = [flat, strided(flat), torch.ops.dgmoe.pack_ue8m0(flat)]
     for a_scale in forms:
         assert same_bits(run(c, a_scale=a_scale)[valid], expected)
     by_row = torch.ops.dgmoe.pack_ue8m0(c.b_scale.repeat_interleave(128, 1)[:, :N])
@@ -58,7 +60,9 @@ def test_padding_reaches_no_result(device) -> None:
     assert same_bits(run(c, a=a.view(F8), a_scale=a_scale)[valid], expected)
 
 
-@pytest.mark.parametrize("shape", [(1, 0, 8, 128), (0, 0, 8, 128), (2, 128, 0, 128), (2, 128, 8, 0)])
+@pytest.mark.parametrize(
+    "shape", [(1, 0, 8, 128), (0, 0, 8, 128), (2, 128, 0, 128), (2, 128, 8, 0)]
+)
 def test_empty(device, shape) -> None:
     experts, m, n, k = shape
     a = torch.zeros(m, k, device=device).to(F8)
@@ -94,4 +98,3 @@ def test_refusals(device) -> None:
             run(c, **{arg: bad})
     with refused(NAME, "recipe_a"):
         run(c, recipe_b=[128, 128])
-    assert K % 128 == 0

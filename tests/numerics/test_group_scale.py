@@ -1,4 +1,4 @@
-"""Group scales of numerics.h: worked numbers, exactness of the exponent, and where non-finite input goes."""
+"""Group scales of numerics.h: worked numbers, the exact exponent, non-finite input."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Index arithmetic: layout.h and layouts.py say the same, and what they say is worst case and reached."""
+"""Index arithmetic: layout.h and layouts.py say the same, and their bounds are reached."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_contig_rows_agree(numerics, assignments: int, experts: int, alignment: 
 @pytest.mark.parametrize("assignments", range(8))
 @pytest.mark.parametrize("experts", range(1, 5))
 def test_contig_rows_is_the_least_bound(numerics, assignments: int, experts: int) -> None:
-    """Over every way to spread the assignments, the padded segments reach the formula and never exceed it."""
+    """Over every way to spread the assignments, padded segments reach the bound, never more."""
     alignment = 4
     most = max(
         sum(layouts.round_up(count, alignment) for count in counts)

@@ -99,7 +99,9 @@ def test_views_do_not_matter(device) -> None:
         assert same_bits(found[1][at], out[at])
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)]
+)
 @pytest.mark.parametrize("quantized", [False, True])
 def test_empty(device, tokens: int, top_k: int, experts: int, quantized: bool) -> None:
     ids = torch.zeros((tokens, top_k), dtype=torch.int32, device=device)
@@ -117,7 +119,11 @@ def test_nothing_routed_here(device) -> None:
 
 
 def test_refusals(device) -> None:
-    x, scale, ids = random_f8((3, 64), device), torch.ones(3, 1, device=device), int32([[0]] * 3, device)
+    x, scale, ids = (
+        random_f8((3, 64), device),
+        torch.ones(3, 1, device=device),
+        int32([[0]] * 3, device),
+    )
     for bad in (x.float(), x[0], x[None]):
         with refused(NAME, "x"):
             scatter(bad, scale, ids, 4)

@@ -50,7 +50,9 @@ def test_one_hot_expert_fills_its_slab(device) -> None:
     assert torch.equal(src2dst.cpu(), rows[:, None].expand(-1, 2))
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(0, 2, 4), (3, 0, 4), (3, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts"), [(0, 2, 4), (3, 0, 4), (3, 2, 0), (0, 0, 0)]
+)
 def test_empty(device, tokens: int, top_k: int, experts: int) -> None:
     ids = torch.zeros((tokens, top_k), dtype=torch.int32, device=device)
     masked_m, src2dst = dispatch(ids, experts, tokens)

@@ -92,7 +92,9 @@ def test_views_do_not_matter(device, routing) -> None:
             assert same_bits(other[1][e, :count], scale[e, :count])
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)])
+@pytest.mark.parametrize(
+    ("tokens", "top_k", "experts"), [(0, 2, 3), (4, 0, 3), (4, 2, 0), (0, 0, 0)]
+)
 @pytest.mark.parametrize("group_size", [0, 128])
 def test_empty(device, tokens: int, top_k: int, experts: int, group_size: int) -> None:
     ids = torch.zeros((tokens, top_k), dtype=torch.int64, device=device)

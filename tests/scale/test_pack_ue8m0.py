@@ -20,7 +20,7 @@ def test_random(device, data) -> None:
 
 
 def test_worked_words(device) -> None:
-    """Three rows of five groups: two words a row, the slack row and the missing bytes filled as promised."""
+    """Three rows of five groups: two words a row, slack and missing bytes as promised."""
     codes = torch.tensor([[0x10 * i + g for g in range(5)] for i in range(3)])
     codes[0, 0] = 1  # byte 0 only pads
     packed = pack(powers(codes).to(device))
