@@ -41,7 +41,7 @@ class Recipe:
         return ScaleForm.PACKED_UE8M0 if packed else ScaleForm.MN_MAJOR
 
 
-BF16 = Recipe("bf16", torch.bfloat16, group_size=0, weight_block=None, k_multiple=8)
+BF16 = Recipe("bf16", torch.bfloat16, group_size=0, weight_block=None, k_multiple=64)
 FP8_BLOCK = Recipe(
     "fp8_block", torch.float8_e4m3fn, group_size=128, weight_block=(128, 128), k_multiple=128
 )

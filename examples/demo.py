@@ -25,7 +25,7 @@ from smollm2_moe.split import Split, split_ffn
 EXPERTS = 12
 WINDOW = 512  # tokens of context; perplexity is measured window by window
 CALIBRATION_WINDOWS = 8
-BATCH = 2
+BATCH = 1  # every batch is timed: the median wants several
 PROMPT = "A library is a place where"
 NEW_TOKENS = 20
 BOUND_SPLIT = 0.02  # bf16 rounds the input, the weights, GEMM1's result, the product and the output
@@ -37,7 +37,7 @@ Advance = Callable[[int], object]
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     add = parser.add_argument
-    add("--tokens", type=int, default=4 * WINDOW, help=f"to measure on, a multiple of {WINDOW}")
+    add("--tokens", type=int, default=8 * WINDOW, help=f"to measure on, a multiple of {WINDOW}")
     add("--top-k", type=int, nargs="+", default=[10, 8], help=f"experts a token, of {EXPERTS}")
     add("--device", type=torch.device, default="cpu", help="cpu or cuda")
     add("--quick", action="store_true", help=f"{2 * WINDOW} tokens and one routed row")

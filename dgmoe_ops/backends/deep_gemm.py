@@ -44,6 +44,7 @@ WHEELS = {
 
 _DISTRIBUTIONS = ("sgl-deep-gemm", "deep-gemm")
 _SM90_RECIPES = ((1, 128), (128, 128))
+_K_MULTIPLE = {1: 16, 2: 64}  # by bytes of a value: fp8 rows on 16 bytes, bf16 in whole blocks
 _proven: dict[str, Callable] = {}  # functions that returned from a call once
 _library: torch.library.Library | None = None
 
@@ -165,6 +166,19 @@ def is_mn_major(scale: torch.Tensor) -> bool:
     return not batch or batch_stride[0] == leading * columns
 
 
+def with_tma_strides(scale: torch.Tensor) -> torch.Tensor:
+    """View a single column of scales with the strides that TMA wants.
+
+    The stride of a size-1 dimension is lost in copies and conversions, and the library insists.
+    """
+    *batch, rows, columns = scale.shape
+    if columns != 1 or rows % TMA_ELEMENTS or (rows != 1 and scale.stride(-2) != 1):
+        return scale
+    if batch and batch[0] != 1 and scale.stride(0) != rows:
+        return scale
+    return scale.as_strided(scale.shape, (*[rows] * len(batch), 1, rows))
+
+
 def check_scales(
     op: str,
     arch_major: int,
@@ -211,8 +225,9 @@ def check_sizes(op: str, masked: bool, experts: int, m: int, n: int, k: int, ele
         ValueError: a size does not fit. The library would trap on the device, or write over the
             next expert's rows.
     """
-    if k * element % 16:
-        raise _refuse(op, "k", f"be a multiple of {16 // element} on CUDA", str(k))
+    multiple = _K_MULTIPLE[element]
+    if k % multiple:
+        raise _refuse(op, "k", f"be a multiple of {multiple} on CUDA", str(k))
     if n % 8:
         raise _refuse(op, "n", "be a multiple of 8 on CUDA", str(n))
     if masked and experts > 1 and m % TILE_ROWS:
@@ -257,6 +272,7 @@ def grouped_gemm_nt_f8f8bf16_masked(
     if _nothing_to_do(op, a, b, d, masked=True):
         return d
     index = a.get_device()
+    a_scale = with_tma_strides(a_scale)
     recipes = check_scales(op, _arch_major(index), a_scale, b_scale, recipe_a, recipe_b)
     _invoke(op, index, (a, a_scale), (b, b_scale), d, masked_m, expected_m, **recipes)
     return d
@@ -272,6 +288,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
     if _nothing_to_do(op, a, b, d, masked=False):
         return d
     index = a.get_device()
+    a_scale = with_tma_strides(a_scale)
     recipes = check_scales(op, _arch_major(index), a_scale, b_scale, recipe_a, recipe_b)
     _invoke(op, index, (a, a_scale), (b, b_scale), d, m_indices, **recipes)
     return d

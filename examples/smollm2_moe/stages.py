@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ def stage_of(op: str) -> str | None:
 
 def record(run: Callable[[], object], device: torch.device) -> list[StageRow]:
     """Run once under the profiler, which also sees the ops inside the opaque layer."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "9")  # read at the first trace: silences its log
     on_cuda = device.type == "cuda"
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_cuda
     with profile(activities=activities) as trace:

@@ -15,7 +15,7 @@ def experts(n, hidden, inter, dtype=torch.bfloat16):
 def test_padding_keeps_gate_and_up_apart():
     w13, w2 = experts(3, 200, 72)
     prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, "bf16")
-    assert prepared.w13.shape == (3, 2 * 72, 200) and prepared.w2.shape == (3, 200, 72)
+    assert prepared.w13.shape == (3, 2 * 128, 256) and prepared.w2.shape == (3, 200, 128)
     prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, "fp8_block")
     assert prepared.w13.shape == (3, 2 * 128, 256) and prepared.w2.shape == (3, 200, 128)
     assert prepared.w13_scale.shape == (3, 2, 2) and prepared.w2_scale.shape == (3, 2, 1)

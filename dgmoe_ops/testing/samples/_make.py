@@ -31,9 +31,12 @@ class Sample:
 
     def random(self, draw: Callable, device: Device = "cpu") -> Call:
         """Return a call that hypothesis draws."""
+        return self.draw(draw, device, self.space)
+
+    def draw(self, draw: Callable, device: Device, space: dict[str, Sequence]) -> Call:
         from hypothesis import strategies as st
 
-        case = {name: draw(st.sampled_from(list(choice))) for name, choice in self.space.items()}
+        case = {name: draw(st.sampled_from(list(choice))) for name, choice in space.items()}
         return self.build(device, seed=draw(st.integers(0, 2**16)), **case)
 
 

@@ -155,12 +155,20 @@ _SPACE = {
 }
 
 
+#: few sizes: each makes the library compile a kernel
+_CUDA_SPACE = {"experts": (1, 3), "m": (0, 1, 9, 300), "n": (128,), "k": (128, 384)}
+
+
 class _GemmSample(Sample):
-    """On CUDA the edge cases are shapes and scales that SM90 takes; it refuses the rest."""
+    """On CUDA the cases are shapes and scales that SM90 takes; it refuses the rest."""
 
     def edge(self, device="cpu"):
         cases = self.edge_cases if torch.device(device).type == "cpu" else _CUDA_SHAPES
         return [self.build(device, seed=seed, **case) for seed, case in enumerate(cases)]
+
+    def random(self, draw, device="cpu"):
+        on_cpu = torch.device(device).type == "cpu"
+        return self.draw(draw, device, self.space if on_cpu else _CUDA_SPACE)
 
 
 def _fp8_sample(build) -> Sample:
