@@ -162,13 +162,14 @@ def check_layer(
 
 
 def check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:
-    """Check the buffer of the `.out` overload."""
+    """Check the buffer that the caller gives for the result."""
     _dtype("out", out, (hidden_states.dtype,))
-    if tuple(out.shape) != tuple(hidden_states.shape):
-        _fail(
-            "out",
-            f"have the shape of hidden_states, {tuple(hidden_states.shape)}",
-            tuple(out.shape),
-        )
+    wanted = tuple(hidden_states.shape)
+    if tuple(out.shape) != wanted:
+        _fail("out", f"have the shape of hidden_states, {wanted}", tuple(out.shape))
     if out.device != hidden_states.device:
         _fail("out", f"be on the device of hidden_states ({hidden_states.device})", out.device)
+    if not out.is_contiguous():
+        _fail("out", "be contiguous", f"strides {out.stride()}")
+    if out.storage_offset() % 8:
+        _fail("out", "start on 16 bytes", f"storage offset {out.storage_offset()}")

@@ -169,10 +169,12 @@ def fused_moe_inline(
     activation: str = "silu",
     routed_scaling_factor: float = 1.0,
     layout: str = "auto",
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Run the layer as its named calls, traceable: for export and for fusing around.
 
     Arguments, result and bits are those of `fused_moe`, which is one opaque node in a graph.
+    `out`, a contiguous buffer like hidden_states, takes the result where it is given.
     """
     chosen, total = check_layer(
         hidden_states,
@@ -188,6 +190,8 @@ def fused_moe_inline(
         activation,
         layout,
     )
+    if out is not None:
+        check_out(out, hidden_states)
     tokens, hidden = hidden_states.shape
     top_k = topk_ids.shape[1]
     stages = Stages(
@@ -214,6 +218,7 @@ def fused_moe_inline(
         topk_weights,
         routed_scaling_factor=routed_scaling_factor,
         hidden_size=hidden,
+        out=out,
     )
 
 
@@ -233,8 +238,10 @@ def fused_moe(
     routed_scaling_factor: float = 1.0,
     layout: str = "auto",
 ) -> torch.Tensor:
-    """Run a whole Mixture-of-Experts layer: `sum_i topk_weights[t, i] * expert(topk_ids[t,
-    i])(hidden_states[t])`.
+    """Run a whole Mixture-of-Experts layer.
+
+    Row t of the result is the sum over i of `topk_weights[t, i] * expert(hidden_states[t])` for
+    the expert `topk_ids[t, i]`.
 
     Args:
         hidden_states: (tokens, hidden) bfloat16, any strides.
@@ -284,9 +291,8 @@ def _fused_moe_fake(hidden_states, *args, **kwargs):
     return hidden_states.new_empty(tuple(hidden_states.shape))
 
 
-def _fused_moe_out(*args, out, **kwargs):
-    check_out(out, args[0])
-    out.copy_(fused_moe_inline(*args, **kwargs))
+def _fused_moe_out(*args, **kwargs):
+    fused_moe_inline(*args, **kwargs)
 
 
 _ARGUMENTS = (

@@ -89,10 +89,21 @@ def is_documented(op: str) -> bool:
 
 
 def wrapper_matches(op: str) -> bool:
-    """Layer wrappers may take more, such as a bundle of weights; the others mirror their schema."""
+    """Layer wrappers may take more; the others mirror their schema, or that of their `.out`."""
     if op in PYTHON_ROOMS:
         return True
-    return hasattr(dgmoe_ops.ops, op) and same_signature(getattr(dgmoe_ops.ops, op), schemas(op)[0])
+    wrapper = getattr(dgmoe_ops.ops, op, None)
+    return wrapper is not None and any(same_signature(wrapper, one) for one in schemas(op))
+
+
+def overloads_are_whole(op: str) -> bool:
+    """Whether every overload has what the plain op has: a CPU kernel, and the autograd refusal."""
+    return all(
+        torch._C._dispatch_has_kernel_for_dispatch_key(f"dgmoe::{op}.{one.overload_name}", key)
+        for one in schemas(op)
+        if one.overload_name
+        for key in ("CPU", "Autograd")
+    )
 
 
 def mentions(path: Path, pattern: str) -> bool:
@@ -118,6 +129,7 @@ def missing_parts(op: str) -> list[str]:
         "CUDA kernel": has_cuda(op, room),
         "fake kernel": has_fake(op),
         "autograd refusal": has_kernel(op, "Autograd"),
+        "overloads": overloads_are_whole(op),
         "oracle": oracle is not None,
         "oracle signature": oracle is not None and (python or same_signature(oracle, default)),
         "sample": python or op in SAMPLES,

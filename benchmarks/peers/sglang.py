@@ -207,6 +207,9 @@ class Sglang:
         self.fused.moe_sum_reduce_triton(down, out, 1.0)
         yield out
 
+    def sweep(self, tokens: int) -> list[dict[str, int]]:
+        return sweep(tokens)
+
     def shipped_config(self, shape: Shape, tokens: int, device_name: str) -> dict[str, int]:
         """Find the tuned configuration that comes with sglang, or what it falls back to."""
         name = (

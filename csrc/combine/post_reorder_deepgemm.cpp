@@ -13,10 +13,23 @@ Tensor post_reorder_deepgemm_cpu(const Tensor& y, const Tensor& src2dst, const T
   return call.out;
 }
 
+void post_reorder_deepgemm_out_cpu(const Tensor& y, const Tensor& src2dst,
+                                   const Tensor& topk_weights, double routed_scaling_factor,
+                                   std::optional<int64_t> hidden_size, Tensor& out) {
+  // Named, so that a re-aligned copy of y outlives the loop.
+  WeightedRowsCall call =
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, out);
+  weighted_rows_cpu(call.plan);
+}
+
 }  // namespace
 }  // namespace dgmoe
 
-STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kPostReorderDeepgemmSchema); }
+STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
+  m.def(dgmoe::kPostReorderDeepgemmSchema);
+  m.def(dgmoe::kPostReorderDeepgemmOutSchema);
+}
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("post_reorder_deepgemm", DGMOE_BOX(dgmoe::post_reorder_deepgemm_cpu));
+  m.impl("post_reorder_deepgemm.out", DGMOE_BOX(dgmoe::post_reorder_deepgemm_out_cpu));
 }

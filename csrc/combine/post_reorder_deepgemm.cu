@@ -15,9 +15,20 @@ Tensor post_reorder_deepgemm_cuda(const Tensor& y, const Tensor& src2dst,
   return call.out;
 }
 
+void post_reorder_deepgemm_out_cuda(const Tensor& y, const Tensor& src2dst,
+                                    const Tensor& topk_weights, double routed_scaling_factor,
+                                    std::optional<int64_t> hidden_size, Tensor& out) {
+  const CudaScope scope(y);
+  // Named, so that a re-aligned copy of y lives until the kernel is queued.
+  WeightedRowsCall call =
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, out);
+  weighted_rows_cuda(call.plan, scope);
+}
+
 }  // namespace
 }  // namespace dgmoe
 
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
   m.impl("post_reorder_deepgemm", DGMOE_BOX(dgmoe::post_reorder_deepgemm_cuda));
+  m.impl("post_reorder_deepgemm.out", DGMOE_BOX(dgmoe::post_reorder_deepgemm_out_cuda));
 }

@@ -25,8 +25,8 @@ struct WeightedRowsPlan {
 };
 
 struct WeightedRowsCall {
-  Tensor y;  // keeps a re-aligned copy alive
-  Tensor out;
+  Tensor y;    // keeps a re-aligned copy alive
+  Tensor out;  // the caller's buffer where one was given
   WeightedRowsPlan plan;
 };
 
@@ -34,7 +34,8 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
                                            const char* rows_arg, const Tensor& rows,
                                            const std::optional<Tensor>& topk_ids,
                                            const Tensor& topk_weights, double factor,
-                                           std::optional<int64_t> hidden_size) {
+                                           std::optional<int64_t> hidden_size,
+                                           const std::optional<Tensor>& given_out = std::nullopt) {
   check.dtype("y", y, {ScalarType::BFloat16});
   if (y.dim() != 3) check.dim("y", y, 2, "(rows, hidden) or (experts, m, hidden)");
   check.ids(rows_arg, rows, "y", y);
@@ -53,10 +54,21 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   const int64_t hidden = hidden_size.has_value() ? *hidden_size : width;
   check.that(hidden >= 0 && hidden <= width, "hidden_size",
              "be between 0 and the columns of y, " + std::to_string(width), hidden);
+  if (given_out.has_value()) {
+    check.dtype("out", *given_out, {ScalarType::BFloat16});
+    check.dim("out", *given_out, 2, "(tokens, hidden_size)");
+    check.size("out", *given_out, 0, rows.size(0), "the tokens");
+    check.size("out", *given_out, 1, hidden, "hidden_size");
+    check.same_device("out", *given_out, "y", y);
+    check.contiguous("out", *given_out);
+    check.that(reinterpret_cast<uintptr_t>(data_of(*given_out)) % 16 == 0, "out",
+               "start on 16 bytes", "another address");
+  }
   // A slab is read as experts * m rows, so its experts must stand one after the other.
   const bool flat = y.dim() == 2 || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));
-  Tensor out = empty({rows.size(0), hidden}, ScalarType::BFloat16, y);
+  Tensor out =
+      given_out.has_value() ? *given_out : empty({rows.size(0), hidden}, ScalarType::BFloat16, y);
   WeightedRowsPlan plan{static_cast<const uint16_t*>(data_of(in)),
                         y.dim() == 3 ? y.size(0) * y.size(1) : y.size(0),
                         in.stride(in.dim() - 2),

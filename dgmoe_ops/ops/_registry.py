@@ -38,12 +38,16 @@ def inference_only(overload: torch._ops.OpOverload) -> None:
 
 
 def fake_of(name: str):
-    """Decorate the fake kernel of `dgmoe::<name>`; the op becomes inference-only in the same
-    step."""
+    """Decorate the fake kernel of `dgmoe::<name>`, which may name an overload.
+
+    The op becomes inference-only in the same step.
+    """
+    packet, _, overload = name.partition(".")
 
     def register(function):
         torch.library.register_fake(f"{NAMESPACE}::{name}", function, lib=_LIBRARY)
-        inference_only(getattr(getattr(torch.ops, NAMESPACE), name).default)
+        op = getattr(getattr(torch.ops, NAMESPACE), packet)
+        inference_only(getattr(op, overload or "default"))
         return function
 
     return register

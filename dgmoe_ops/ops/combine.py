@@ -14,6 +14,7 @@ def post_reorder_deepgemm(
     *,
     routed_scaling_factor: float = 1.0,
     hidden_size: int | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Weigh the expert outputs of each token, sum them in top-k order, scale, and return to token
     order.
@@ -25,6 +26,7 @@ def post_reorder_deepgemm(
         topk_weights: (tokens, top_k) float32, bfloat16 or float16.
         routed_scaling_factor: multiplies the sum, in fp32.
         hidden_size: columns of the result, at most those of y. Default all.
+        out: a contiguous buffer to write the result into, on 16 bytes; returned.
 
     Returns:
         (tokens, hidden_size) bfloat16: fp32 fused multiply-adds in slot order, one rounding. A
@@ -33,13 +35,11 @@ def post_reorder_deepgemm(
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
     """
-    return torch.ops.dgmoe.post_reorder_deepgemm(
-        y,
-        src2dst,
-        topk_weights,
-        routed_scaling_factor=routed_scaling_factor,
-        hidden_size=hidden_size,
-    )
+    kwargs = {"routed_scaling_factor": routed_scaling_factor, "hidden_size": hidden_size}
+    if out is None:
+        return torch.ops.dgmoe.post_reorder_deepgemm(y, src2dst, topk_weights, **kwargs)
+    torch.ops.dgmoe.post_reorder_deepgemm.out(y, src2dst, topk_weights, **kwargs, out=out)
+    return out
 
 
 @fake_of("post_reorder_deepgemm")
@@ -47,6 +47,13 @@ def _post_reorder_deepgemm_fake(
     y, src2dst, topk_weights, *, routed_scaling_factor=1.0, hidden_size=None
 ):
     return y.new_empty((src2dst.shape[0], y.shape[-1] if hidden_size is None else hidden_size))
+
+
+@fake_of("post_reorder_deepgemm.out")
+def _post_reorder_deepgemm_out_fake(
+    y, src2dst, topk_weights, *, routed_scaling_factor=1.0, hidden_size=None, out
+):
+    return None
 
 
 def ep_gather(

@@ -14,6 +14,8 @@ from helpers import (
 from hypothesis import given
 from hypothesis.strategies import data
 
+import dgmoe_ops
+
 reorder = torch.ops.dgmoe.post_reorder_deepgemm
 NAME = "post_reorder_deepgemm"
 
@@ -139,3 +141,36 @@ def test_refusals(device) -> None:
     ]:
         with refused(NAME, arg):
             reorder(**(good | {arg: bad}))
+
+
+def out_case(device):
+    y = random_bf16((12, 40), device)
+    src2dst = int32([[3, -1], [0, 11], [-1, -1]], device)
+    return y, src2dst, torch.tensor([[0.5, 2.0], [1.0, -3.0], [4.0, 5.0]], device=device)
+
+
+def test_given_buffer(device) -> None:
+    args = out_case(device)
+    for hidden in (40, 33, 0):
+        out = torch.full((3, hidden), float("nan"), dtype=BF16, device=device)
+        kwargs = {"routed_scaling_factor": 1.5, "hidden_size": hidden}
+        assert reorder.out(*args, **kwargs, out=out) is None
+        assert same_bits(out, reorder(*args, **kwargs))
+        assert dgmoe_ops.ops.post_reorder_deepgemm(*args, **kwargs, out=out) is out
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda y: y.new_empty((3, 40), dtype=torch.float32),
+        lambda y: y.new_empty((2, 40)),
+        lambda y: y.new_empty((3, 39)),
+        lambda y: y.new_empty((40, 3)).t(),
+        lambda y: misaligned(y.new_empty((3, 40))),
+    ],
+    ids=["dtype", "rows", "columns", "strides", "alignment"],
+)
+def test_bad_buffer(make, device) -> None:
+    args = out_case(device)
+    with refused(NAME, "out"):
+        reorder.out(*args, out=make(args[0]))

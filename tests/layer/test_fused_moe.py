@@ -5,7 +5,7 @@ import torch
 
 import dgmoe_ops
 from dgmoe_ops.reference.layer import fused_moe_quantized_ref, fused_moe_ref
-from dgmoe_ops.testing.layer import HIDDEN, layer_inputs, relative_error
+from dgmoe_ops.testing.layer import layer_inputs, relative_error
 
 # Against a float64 layer that never rounds. Rounding a Gaussian to e4m3 in groups costs 2.4 %; gate
 # and up carry it once each and their product once more: 2.4 % * sqrt(3) = 4.1 % are the format's,
@@ -250,8 +250,16 @@ def test_tensors_that_require_grad_are_refused(device):
             torch.ops.dgmoe.fused_moe(*wanting, **kwargs)
 
 
-def test_bad_out_is_refused(device):
+@pytest.mark.parametrize(
+    "make,message",
+    [
+        (lambda x: x.new_empty(x.shape, dtype=torch.float32), "out must be bfloat16"),
+        (lambda x: x.new_empty(8, x.shape[1]), "out must have the shape of hidden_states"),
+        (lambda x: x.new_empty(x.shape[1], 9).t(), "out must be contiguous"),
+        (lambda x: x.new_empty(x.numel() + 1)[1:].view(x.shape), "out must start on 16 bytes"),
+    ],
+)
+def test_bad_out_is_refused(make, message, device):
     args, kwargs = layer_inputs(9, 4, 2, "bf16", device)
-    for out in (torch.empty(9, HIDDEN, device=device), args[0].new_empty(8, HIDDEN)):
-        with pytest.raises(ValueError, match="out must"):
-            torch.ops.dgmoe.fused_moe.out(*args, out=out, **kwargs)
+    with pytest.raises(ValueError, match=message):
+        torch.ops.dgmoe.fused_moe.out(*args, out=make(args[0]), **kwargs)
