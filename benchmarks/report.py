@@ -33,7 +33,9 @@ def _version(module: str, *distributions: str) -> str:
         found = importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         found = False
-    return "present, version unknown" if found else "absent"
+    if not found:
+        return "absent"
+    return getattr(importlib.import_module(module), "__version__", "present, version unknown")
 
 
 def _driver() -> str:
@@ -43,6 +45,11 @@ def _driver() -> str:
     except (OSError, subprocess.SubprocessError):
         return "unknown"
     return done.stdout.split("\n")[0].strip()
+
+
+def _base(argument: str) -> str:
+    """Drop the folder of a file: where results were written says nothing about them."""
+    return argument.rsplit("/", 1)[-1]
 
 
 def environment(device: torch.device) -> Row:
@@ -57,7 +64,7 @@ def environment(device: torch.device) -> Row:
         "deep_gemm": _version("deep_gemm", "sgl-deep-gemm", "deep-gemm", "deep_gemm"),
         "sglang": _version("sglang", "sglang"),
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "command": shlex.join(["python3", "-m", "benchmarks.bench", *sys.argv[1:]]),
+        "command": shlex.join(["python3", "-m", "benchmarks.bench", *map(_base, sys.argv[1:])]),
     }
 
 
