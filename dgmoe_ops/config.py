@@ -36,3 +36,13 @@ def masked_memory_fraction() -> float:
     if not 0.0 < value <= 1.0:
         raise ValueError(f"DGMOE_MASKED_MEMORY_FRACTION must be in (0, 1], got {text!r}")
     return value
+
+
+def batch_invariant() -> bool:
+    """`DGMOE_BATCH_INVARIANT` (default 0): 1 keeps the CPU GEMMs to their own summation.
+
+    A row then has the same bits at any row count and with any number of threads. By default many
+    rows an expert go to the machine's matrix product, whose order of summation may depend on
+    their number. The C++ library reads the variable itself, at every call.
+    """
+    return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"

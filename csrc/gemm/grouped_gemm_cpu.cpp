@@ -1,7 +1,7 @@
 #include "grouped_gemm_cpu.h"
 
 #include <algorithm>
-#include <memory>
+#include <cstdlib>
 #include <vector>
 
 #include "../common/parallel.h"
@@ -16,6 +16,7 @@ constexpr int64_t kPanel = 16;        // columns of d, rows of b, that one work 
 constexpr int64_t kStep = 256;        // columns of b widened at a time: a panel of them stays in L1
 constexpr int64_t kBlockRows = 64;    // rows of a that share one widening of b
 constexpr int64_t kChunkRows = 1024;  // rows of a widened at a time: bounds the scratch
+constexpr int64_t kDenseRows = 128;   // from here on the machine's matrix product is faster
 
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float LoadLanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
@@ -71,13 +72,19 @@ DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t sc
   }
 }
 
+// Rows first + begin .. first + end to rows begin .. end of `out`, zero from k to `stride`.
 DGMOE_CPU_CLONES
-void widen_rows(const Operand& a, const RowRange& range, int64_t batch, int64_t scale_row,
-                int64_t begin, int64_t end, float* out, int64_t stride) {
+void widen_rows(const Operand& x, int64_t first, int64_t batch, int64_t scale_row, int64_t begin,
+                int64_t end, float* out, int64_t stride) {
   for (int64_t r = begin; r < end; ++r) {
-    widen(a, range.first + r, batch, scale_row + r, 0, a.k, out + r * stride);
-    for (int64_t i = a.k; i < stride; ++i) out[r * stride + i] = 0.0f;
+    widen(x, first + r, batch, scale_row + r, 0, x.k, out + r * stride);
+    for (int64_t i = x.k; i < stride; ++i) out[r * stride + i] = 0.0f;
   }
+}
+
+DGMOE_CPU_CLONES
+void round_to_bf16(const float* in, int64_t begin, int64_t end, uint16_t* out) {
+  for (int64_t i = begin; i < end; ++i) out[i] = float_to_bf16(in[i]);
 }
 
 // The constructor form is what GCC turns into one instruction; a loop over the lanes stays scalar.
@@ -213,9 +220,30 @@ std::vector<RowRange> row_ranges(const Check& check, const GroupedGemmPlan& plan
   return ranges;
 }
 
+// The few-row product: widens b panel by panel and never stores it, as decoding wants.
+void multiply_panels(const Product& product) {
+  parallel_items(ceil_div(product.n, kPanel), kPanel * product.k, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) multiply_panel(product, panel * kPanel);
+  });
+}
+
+// The many-row product: the machine's own, on one expert's widened weight.
+void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, uint16_t* d) {
+  const Tensor valid = torch::stable::narrow(const_cast<Tensor&>(a), 0, 0, rows);
+  const Tensor sums = torch::stable::matmul(valid, torch::stable::transpose(b, 0, 1));
+  const int64_t count = rows * sums.size(1);
+  const float* in = static_cast<const float*>(data_of(sums));
+  parallel_items(count, 1, [&](int64_t begin, int64_t end) { round_to_bf16(in, begin, end, d); });
+}
+
+bool batch_invariant() {
+  const char* value = std::getenv("DGMOE_BATCH_INVARIANT");
+  return value != nullptr && std::strcmp(value, "1") == 0;
+}
+
 }  // namespace
 
-void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan) {
+void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
   const std::vector<RowRange> ranges = row_ranges(Check(op), plan);
   if (ranges.empty() || plan.n == 0) return;
   const Operand a{plan.a, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
@@ -223,19 +251,31 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan) {
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);
-  const std::unique_ptr<float[]> scratch(
-      new float[most_rows * stride]);  // left uninitialised, unlike a vector
+  const int64_t dense_rows = batch_invariant() || plan.k == 0 ? INT64_MAX : kDenseRows;
+  Tensor wide_a = empty({most_rows, stride}, ScalarType::Float, like);
+  float* rows = static_cast<float*>(mutable_data_of(wide_a));
+  // One expert's weight at a time; padded like a, so that both have the same width.
+  Tensor wide_b = empty({most_rows >= dense_rows ? plan.n : 0, stride}, ScalarType::Float, like);
+  int64_t widened = -1;  // the expert that wide_b holds
   for (const RowRange& range : ranges) {
     const int64_t batch = plan.masked ? range.expert : 0;
     const int64_t scale_row = range.first - batch * plan.m;
     parallel_items(range.count, plan.k, [&](int64_t begin, int64_t end) {
-      widen_rows(a, range, batch, scale_row, begin, end, scratch.get(), stride);
+      widen_rows(a, range.first, batch, scale_row, begin, end, rows, stride);
     });
-    const Product product{scratch.get(), stride, b,      range.expert,
-                          range.count,   plan.n, plan.k, plan.d + range.first * plan.n};
-    parallel_items(ceil_div(plan.n, kPanel), kPanel * plan.k, [&](int64_t begin, int64_t end) {
-      for (int64_t panel = begin; panel < end; ++panel) multiply_panel(product, panel * kPanel);
-    });
+    uint16_t* d = plan.d + range.first * plan.n;
+    if (range.count < dense_rows) {
+      multiply_panels({rows, stride, b, range.expert, range.count, plan.n, plan.k, d});
+      continue;
+    }
+    if (widened != range.expert) {
+      float* weight = static_cast<float*>(mutable_data_of(wide_b));
+      parallel_items(plan.n, plan.k, [&](int64_t begin, int64_t end) {
+        widen_rows(b, range.expert * plan.n, range.expert, 0, begin, end, weight, stride);
+      });
+      widened = range.expert;
+    }
+    multiply_dense(wide_a, wide_b, range.count, d);
   }
 }
 

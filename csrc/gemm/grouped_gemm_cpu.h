@@ -1,6 +1,8 @@
-// The CPU kernel behind the four grouped GEMMs. Both layouts become a list of row ranges, and each
-// output is summed on its own in an order that k alone decides, so a row has the same bits in
-// either layout, at any row count and with any number of threads.
+// The CPU kernel behind the four grouped GEMMs. Both layouts become a list of row ranges. Ranges of
+// few rows are summed here, in an order that k alone decides; those of many rows by the machine's
+// matrix product on one expert's widened weight. Which it is follows from the row count alone, so a
+// row has the same bits in either layout. DGMOE_BATCH_INVARIANT=1 keeps to the former: then a row
+// has the same bits at any row count and with any number of threads.
 #pragma once
 
 #include <string>
@@ -10,8 +12,9 @@
 namespace dgmoe {
 
 // Fills the valid rows of plan.d; the others keep what they held. Reads masked_m or m_indices first
-// and throws std::invalid_argument, naming `op`, where they point outside the operands.
-void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan);
+// and throws std::invalid_argument, naming `op`, where they point outside the operands. `like` says
+// where to allocate.
+void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like);
 
 // The schema of the private op `_<op>_out`, which only checks the arguments of `op` and allocates
 // its result. Backends that are written in Python fill that tensor, so that an op's checks and

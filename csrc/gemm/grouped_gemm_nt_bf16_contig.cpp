@@ -11,7 +11,7 @@ Tensor grouped_gemm_nt_bf16_contig_out(const Tensor& a, const Tensor& b, const T
 
 Tensor grouped_gemm_nt_bf16_contig_cpu(const Tensor& a, const Tensor& b, const Tensor& m_indices) {
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_contig(a, b, m_indices);
-  grouped_gemm_cpu("grouped_gemm_nt_bf16_contig", call.plan);
+  grouped_gemm_cpu("grouped_gemm_nt_bf16_contig", call.plan, a);
   return call.d;
 }
 

@@ -13,7 +13,7 @@ Tensor grouped_gemm_nt_bf16_masked_out(const Tensor& a, const Tensor& b, const T
 Tensor grouped_gemm_nt_bf16_masked_cpu(const Tensor& a, const Tensor& b, const Tensor& masked_m,
                                        int64_t expected_m) {
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m);
-  grouped_gemm_cpu("grouped_gemm_nt_bf16_masked", call.plan);
+  grouped_gemm_cpu("grouped_gemm_nt_bf16_masked", call.plan, a);
   return call.d;
 }
 

@@ -22,7 +22,7 @@ Tensor grouped_gemm_nt_f8f8bf16_masked_cpu(const Tensor& a, const Tensor& a_scal
                                            const std::optional<std::vector<int64_t>>& recipe_b) {
   GroupedGemmCall call = plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
                                                               expected_m, recipe_a, recipe_b);
-  grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_masked", call.plan);
+  grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_masked", call.plan, a);
   return call.d;
 }
 
