@@ -46,6 +46,7 @@ _DISTRIBUTIONS = ("sgl-deep-gemm", "deep-gemm")
 _SM90_RECIPES = ((1, 128), (128, 128))
 _K_MULTIPLE = {1: 16, 2: 64}  # by bytes of a value: fp8 rows on 16 bytes, bf16 in whole blocks
 _proven: dict[str, Callable] = {}  # functions that returned from a call once
+_home: int | None = None  # the GPU that the library's loaded kernels belong to
 _library: torch.library.Library | None = None
 
 
@@ -113,18 +114,41 @@ def _resolve(op: str) -> Callable:
     return function
 
 
+def _bind(device_index: int) -> None:
+    """Let the first GPU that is used keep the library, which loads its kernels for one only.
+
+    Raises:
+        RuntimeError: another GPU is asked for. The library would use the first one's handles.
+    """
+    global _home
+    if _home is None:
+        _home = device_index
+    if _home != device_index:
+        raise RuntimeError(
+            "dgmoe_ops: DeepGEMM loads its kernels for one GPU a process; this process uses it on"
+            f" cuda:{_home} and now asks for cuda:{device_index}: run one process a GPU"
+        )
+
+
 def _invoke(op: str, device_index: int, *args, **kwargs) -> None:
     """Call the library's function for `op` with the device current.
 
     The first call that returns also proves that the wheel fits.
     """
+    if device_index != _home:
+        _bind(device_index)
     if device_index >= 0 and device_index != torch.cuda.current_device():
         with torch.cuda.device(device_index):
-            return _invoke(op, -1, *args, **kwargs)
+            _call(op, *args, **kwargs)
+    else:
+        _call(op, *args, **kwargs)
+
+
+def _call(op: str, *args, **kwargs) -> None:
     function = _proven.get(op)
     if function is not None:
         function(*args, **kwargs)
-        return None
+        return
     function = _resolve(op)
     try:
         function(*args, **kwargs)
@@ -136,7 +160,6 @@ def _invoke(op: str, device_index: int, *args, **kwargs) -> None:
             raise  # the right wheel: the error is about this call
         raise _misfit(f"its first call fails: {type(error).__name__}: {error}") from error
     _proven[op] = function
-    return None
 
 
 # ---- what it takes: forms, recipes and sizes by architecture ----

@@ -63,6 +63,7 @@ def pretend(monkeypatch):
     def install(library, arch_major=9, version="sgl-deep-gemm 0.1.5.post1", torch_version="2.11.0"):
         monkeypatch.setitem(sys.modules, "deep_gemm", library)
         monkeypatch.setattr(backend, "_proven", {})
+        monkeypatch.setattr(backend, "_home", None)
         monkeypatch.setattr(backend, "_arch_major", lambda index: arch_major)
         monkeypatch.setattr(backend, "version", lambda: version)
         monkeypatch.setattr(torch, "__version__", torch_version)
@@ -254,3 +255,11 @@ def test_describe_names_the_backend(pretend):
     assert backend.describe("cuda:0") == "DeepGEMM (sgl-deep-gemm 0.1.5.post1)"
     pretend(None, version=None)
     assert backend.describe("cuda") == "DeepGEMM (not installed)"
+
+
+def test_the_first_gpu_keeps_the_library(monkeypatch):
+    monkeypatch.setattr(backend, "_home", None)
+    backend._bind(1)
+    backend._bind(1)
+    with pytest.raises(RuntimeError, match="on cuda:1 and now asks for cuda:0: run one process"):
+        backend._bind(0)

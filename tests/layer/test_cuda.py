@@ -1,10 +1,15 @@
 """What only a GPU shows: graphs, streams, other devices, bits that do not move, big offsets."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
 import dgmoe_ops
+from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.layer import layer_inputs, relative_error
+from dgmoe_ops.testing.samples import SAMPLES
 
 
 @pytest.fixture(autouse=True)
@@ -84,20 +89,47 @@ def test_another_stream(device):
     assert torch.equal(got, want)
 
 
+SECOND_GPU = """
+import torch
+from dgmoe_ops.reference.layer import fused_moe_quantized_ref
+from dgmoe_ops.testing.layer import layer_inputs, relative_error
+
+def on(device):
+    args, kwargs = layer_inputs(100, 8, 2, "fp8_block", device)
+    return args, kwargs
+
+args, kwargs = on("cuda:1")
+assert torch.cuda.current_device() == 0
+got = [torch.ops.dgmoe.fused_moe(*args, layout=name, **kwargs) for name in ("masked", "contig")]
+assert got[0].device == torch.device("cuda:1") and torch.equal(*got)
+assert torch.cuda.current_device() == 0
+assert relative_error(got[0].cpu(), fused_moe_quantized_ref(*args, **kwargs).cpu()) < 3e-2
+args, kwargs = on("cuda:0")
+try:
+    torch.ops.dgmoe.fused_moe(*args, **kwargs)
+except RuntimeError as error:
+    assert "one GPU a process" in str(error) and "cuda:1" in str(error), error
+else:
+    raise AssertionError("DeepGEMM took a second GPU")
+"""
+
+
 def test_a_device_that_is_not_current(device):
+    """The layer follows its tensors; DeepGEMM stays with the first GPU that a process uses."""
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    args, kwargs = layer_inputs(100, 8, 2, "fp8_block", device)
-    want = run(args, kwargs, "masked")
-    with torch.cuda.device(0):
-        other = [None if t is None else t.to("cuda:1") for t in args]
-        for layout in ("masked", "contig"):
-            got = run(other, kwargs, layout)
-            assert got.device == torch.device("cuda:1")
-            assert torch.equal(got.to(want.device), want)
-        mixed = (*args[:2], args[2].to("cuda:1"), *args[3:])
-        with pytest.raises(ValueError, match="topk_ids must be on the device of hidden_states"):
-            run(mixed, kwargs, "masked")
+    done = subprocess.run([sys.executable, "-c", SECOND_GPU], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(SAMPLES) if "gemm" not in name])
+def test_ops_follow_their_tensors(name, device):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    args, kwargs = SAMPLES[name].tiny("cuda:1")
+    assert torch.cuda.current_device() == 0
+    compare.check(name, args, kwargs)
+    assert torch.cuda.current_device() == 0
 
 
 def test_offsets_past_two_to_the_31(device):
