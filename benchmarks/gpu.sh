@@ -47,7 +47,7 @@ done
 if wants tests; then
   : >"$OUT/tests.log"
   # shellcheck disable=SC2086  (arguments are meant to split)
-  step tests tests.log "$python" -m pytest --device cuda -q -p no:cacheprovider ${TEST_ARGS:-tests}
+  step tests tests.log "$python" -m pytest --device cuda -q ${TEST_ARGS:-tests}
 fi
 
 if wants sanitize; then

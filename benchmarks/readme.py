@@ -1,0 +1,44 @@
+"""The README's speed table, drawn from a committed result: `python3 -m benchmarks.readme`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+RESULT = Path(__file__).parent / "results" / "layer_h200.json"
+COLUMNS = {
+    "ours, auto": ("dgmoe", "auto"),
+    "ours, masked": ("dgmoe", "masked"),
+    "ours, contig": ("dgmoe", "contig"),
+    "sglang, masked": ("sglang", "masked"),
+    "sglang, contig": ("sglang", "contig"),
+    "sglang Triton, as shipped": ("sglang", "triton as shipped"),
+    "sglang Triton, best of a sweep": ("sglang", "triton best"),
+}
+
+
+def _number(value: object) -> str:
+    if not isinstance(value, (int, float)):
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def speed_table(result: Path = RESULT, column: str = "total us") -> str:
+    """Lay out one column of a layer result, a line a shape and token count, as Markdown."""
+    rows = [row for row in json.loads(result.read_text())["rows"] if row["recipe"] == "fp8_block"]
+    cells = {(r["shape"], r["T"], r["layer"], r["layout"]): r.get(column) for r in rows}
+    floors = {(r["shape"], r["T"]): r.get("floor us") for r in rows}
+    lines = [
+        "| shape | T | " + " | ".join(COLUMNS) + " | floor |",
+        "|" + "---|" * (len(COLUMNS) + 3),
+    ]
+    for (shape, tokens), floor in floors.items():
+        values = [_number(cells.get((shape, tokens, *who))) for who in COLUMNS.values()]
+        lines.append(f"| {shape} | {tokens} | {' | '.join(values)} | {_number(floor)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(speed_table())
+    print()
+    print(speed_table(column="eager us"))

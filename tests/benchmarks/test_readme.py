@@ -1,0 +1,19 @@
+"""The README quotes committed results, not memories of them."""
+
+from pathlib import Path
+
+from benchmarks.readme import RESULT, speed_table
+
+README = Path(__file__).parent.parent.parent / "README.md"
+
+
+def test_speed_tables_are_those_of_the_committed_result() -> None:
+    text = README.read_text()
+    assert speed_table() in text
+    assert speed_table(column="eager us") in text
+
+
+def test_the_result_says_where_it_comes_from() -> None:
+    text = RESULT.with_suffix(".md").read_text()
+    for name in ("device", "driver", "torch", "triton", "deep_gemm", "sglang", "date", "command"):
+        assert f"- {name}: " in text
