@@ -151,66 +151,29 @@ DGMOE_HD uint8_t quantize(float x, float multiplier) { return float_to_e4m3(x * 
 
 // ---- functions ----
 
-// e^x = mantissa * 2^n for |x| < 2^22: x = n ln2 + r with |r| <= ln2 / 2, e^r by a polynomial fitted
-// for least relative error. The low bits of `shifted` hold n.
-struct ExpParts {
-  float mantissa;
-  float shifted;
-};
-
-DGMOE_HD ExpParts exp_parts(float x) {
-  const float shifted = fused_multiply_add(x, 0x1.715476p+0f, 12582912.0f);  // 1.5 * 2^23
+// e^x, at most 2 ulp off, subnormal results included. x = n ln2 + r with |r| <= ln2 / 2; e^r by a
+// polynomial fitted for least relative error; 2^n applied in two halves so that neither overflows.
+DGMOE_HD float exp_f32(float x) {
+  float clamped = x < -104.0f ? -104.0f : x;
+  clamped = clamped > 89.0f ? 89.0f : clamped;
+  const float shifted =
+      fused_multiply_add(clamped, 0x1.715476p+0f, 12582912.0f);  // 1.5 * 2^23: rounds to integer
   const float n = shifted - 12582912.0f;
-  float r = fused_multiply_add(n, -0x1.62e400p-1f, x);
+  float r = fused_multiply_add(n, -0x1.62e400p-1f, clamped);
   r = fused_multiply_add(n, -0x1.7f7d1cp-20f, r);
   float p = 0x1.6a23ccp-10f;
   p = fused_multiply_add(p, r, 0x1.123a20p-7f);
   p = fused_multiply_add(p, r, 0x1.5558f2p-5f);
   p = fused_multiply_add(p, r, 0x1.555492p-3f);
   p = fused_multiply_add(p, r, 0x1.fffffcp-2f);
-  return {fused_multiply_add(p * r, r, r) + 1.0f, shifted};
-}
-
-// e^x, at most 2 ulp off, subnormal results included: 2^n is applied in two halves so that
-// neither overflows.
-DGMOE_HD float exp_f32(float x) {
-  float clamped = x < -104.0f ? -104.0f : x;
-  clamped = clamped > 89.0f ? 89.0f : clamped;
-  const ExpParts parts = exp_parts(clamped);
-  const int32_t steps = static_cast<int32_t>(float_bits(parts.shifted) - 0x4b400000u);
+  p = fused_multiply_add(p * r, r, r) + 1.0f;
+  const int32_t steps = static_cast<int32_t>(float_bits(shifted) - 0x4b400000u);
   const int32_t half = steps >> 1;
   const float scale0 = bits_float(static_cast<uint32_t>(half + 127) << 23);
   const float scale1 = bits_float(static_cast<uint32_t>(steps - half + 127) << 23);
-  return parts.mantissa * scale0 * scale1;
+  return p * scale0 * scale1;
 }
 
-// x / (1 + e^-x) of a bf16 value x, at most 3 ulp off; -0 below -87, where the true value is above
-// -1.5e-36; NaN where x is not finite.
-DGMOE_HD float silu(float x) {
-#if defined(__CUDA_ARCH__)
-  const float clamped = fminf(fmaxf(-x, -87.0f), 87.0f);  // a NaN is lost here and kept in x
-#else
-  float clamped = -x < -87.0f ? -87.0f : -x;
-  clamped = clamped > 87.0f ? 87.0f : clamped;
-#endif
-  const ExpParts parts = exp_parts(clamped);
-  // n is in [-126, 126], so 2^n can be added to the exponent.
-  const float power = bits_float(float_bits(parts.mantissa) + (float_bits(parts.shifted) << 23));
-  const float d = 1.0f + power;
-#if defined(__CUDA_ARCH__)
-  // The compiler's own division without its branch for operands outside [1, 2^126], which keeps
-  // neighbouring elements from overlapping: correctly rounded here, as a test holds for every x.
-  float inverse;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(d));
-  inverse = fused_multiply_add(inverse, fused_multiply_add(-d, inverse, 1.0f), inverse);
-  inverse = x < -87.0f ? 0.0f : inverse;
-  float q = x * inverse;
-  q = fused_multiply_add(fused_multiply_add(-d, q, x), inverse, q);
-  return fused_multiply_add(fused_multiply_add(-d, q, x), inverse, q);
-#else
-  const float q = x < -87.0f ? x * 0.0f : x / d;
-  return (float_bits(x) & 0x7fffffffu) == kInfBits ? bits_float(kNanBits) : q;
-#endif
-}
+DGMOE_HD float silu(float x) { return x / (1.0f + exp_f32(-x)); }
 
 }  // namespace dgmoe

@@ -49,18 +49,19 @@ def test_silu_on_every_bf16_value(numerics, all_bf16) -> None:
         growth = np.exp(-wide)
     exact = wide / (1 + growth)
     found = numerics.silu(x)
-    # Below -87 the result is -0 instead of some -1e-37.
-    tail = x < -87
-    assert (found[tail] == 0).all() and np.signbit(found[tail]).all()
-    assert np.abs(exact[tail]).max() < 1.5e-36
-    normal = (np.abs(exact) >= LEAST_NORMAL) & ~tail
+    # Where e^-x overflows fp32, the result is a zero instead of some 1e-37.
+    overflow = growth >= np.longdouble(2.0) ** 128
+    assert (found[overflow] == 0).all()
+    assert np.abs(exact[overflow]).max() < 3e-37
+    normal = (np.abs(exact) >= LEAST_NORMAL) & ~overflow
     # Two for exp, half for the sum, half for the quotient.
     assert ulps(found[normal], exact[normal]).max() <= 3
-    rest = ~normal & ~tail
+    rest = ~normal & ~overflow
     assert (np.abs(found[rest] - exact[rest]) <= 2 * LEAST_NORMAL * 2.0**-23).all()
 
 
 def test_silu_at_the_edges(numerics) -> None:
     assert numerics.silu(np.float32(0)) == 0
-    assert all(np.isnan(numerics.silu(np.float32(x))) for x in (np.inf, -np.inf, np.nan))
+    assert numerics.silu(np.float32(np.inf)) == np.inf
+    assert np.isnan(numerics.silu(np.float32(np.nan)))
     assert abs(float(numerics.silu(np.float32(-200)))) == 0
