@@ -4,6 +4,8 @@ can set them."""
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import NamedTuple
 
 LAYOUTS = ("auto", "masked", "contig")
 
@@ -46,3 +48,18 @@ def batch_invariant() -> bool:
     their number. The C++ library reads the variable itself, at every call.
     """
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
+
+
+class Variable(NamedTuple):
+    """One variable: its name, what it is when unset, and who reads it."""
+
+    name: str
+    default: str
+    read: Callable[[], object]
+
+
+VARIABLES = (
+    Variable("DGMOE_LAYOUT", "auto", layout_override),
+    Variable("DGMOE_MASKED_MEMORY_FRACTION", "0.25", masked_memory_fraction),
+    Variable("DGMOE_BATCH_INVARIANT", "0", batch_invariant),
+)

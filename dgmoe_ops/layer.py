@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 import torch
 
-from . import config
 from ._layer_contract import check_layer, check_out
-from .layouts import ScaleForm, choose_layout, expected_rows, masked_bytes
+from .layouts import LayoutFacts, ScaleForm, choose_layout, expected_rows
 from .ops._registry import NAMESPACE, inference_only
 from .ops.activation import (
     silu_and_mul,
@@ -123,12 +122,6 @@ def activate(
     return quantized(gate_up, where, group_size=stages.recipe.group_size, scale_form=stages.form)
 
 
-def _budget_bytes(device: torch.device, fraction: float) -> int | None:
-    if device.type != "cuda":
-        return None
-    return int(_device_memory(device) * fraction)
-
-
 @functools.lru_cache(maxsize=64)
 def _device_memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory
@@ -142,16 +135,15 @@ def resolve_layout(
     w2: torch.Tensor,
     recipe: Recipe,
 ) -> str:
-    """The layout that a call takes: the argument, else `DGMOE_LAYOUT`, else
-    `layouts.choose_layout`."""
-    if layout == "auto":
-        layout = config.layout_override() or "auto"
+    """The layout that a call takes; `layouts.explain_layout` says why."""
     if layout != "auto":
         return layout
-    experts = w13.shape[0]
-    peak = masked_bytes(tokens, experts, w13.shape[2], w2.shape[2], recipe.quantized)
-    budget = _budget_bytes(w13.device, config.masked_memory_fraction())
-    return choose_layout(tokens, top_k, experts, peak, budget)
+    device = w13.device
+    memory = _device_memory(device) if device.type == "cuda" else None
+    experts, _, hidden = w13.shape
+    return choose_layout(
+        LayoutFacts(layout, tokens, top_k, experts, hidden, w2.shape[2], recipe.quantized, memory)
+    )
 
 
 def fused_moe_inline(

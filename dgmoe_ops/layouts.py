@@ -7,8 +7,12 @@ fake and real ops.
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
+
+from . import config
 
 TILE_ROWS = 128  #: rows of the tile within which a GEMM may read past an expert's valid rows
 SLAB_ROWS = 256  #: an expert's slab grows in these steps
@@ -77,25 +81,121 @@ def masked_bytes(tokens, experts: int, hidden: int, inter: int, quantized: bool)
     `hidden` and `inter` are the padded sizes that the weights have.
     """
     value, scale = (1, 4) if quantized else (2, 0)
-
-    def operand(k):
-        return k * value + (ceil_div(k, WEIGHT_BLOCK) * scale)
-
-    gemm1 = operand(hidden) + 2 * inter * 2
-    between = 2 * inter * 2 + operand(inter)
-    gemm2 = operand(inter) + hidden * 2
-    return experts * slab_rows(tokens) * max(gemm1, between, gemm2)
+    gate_up = 2 * inter * 2
+    x = hidden * value + (hidden + WEIGHT_BLOCK - 1) // WEIGHT_BLOCK * scale
+    act = inter * value + (inter + WEIGHT_BLOCK - 1) // WEIGHT_BLOCK * scale
+    return experts * slab_rows(tokens) * max(x + gate_up, gate_up + act, act + hidden * 2)
 
 
-def choose_layout(tokens, top_k: int, experts: int, peak_bytes, budget_bytes: int | None) -> str:
+class LayoutFacts(NamedTuple):
+    """What the choice of a layout looks at: nothing that graph capture would change."""
+
+    argument: str  #: `layout=` of the call
+    tokens: int
+    top_k: int
+    experts: int  #: of this rank
+    hidden: int  #: padded, as the weights have it
+    inter: int  #: padded
+    quantized: bool
+    memory_bytes: int | None  #: of the device; None where a slab buys nothing (CPU)
+
+    @property
+    def slab_bytes(self) -> int:
+        _, tokens, _, experts, hidden, inter, quantized, _ = self
+        return masked_bytes(tokens, experts, hidden, inter, quantized)
+
+    @property
+    def budget_bytes(self) -> int:
+        return int(self.memory_bytes * config.masked_memory_fraction())
+
+
+class LayoutLink(NamedTuple):
+    """One link of the chain of the choice, in words."""
+
+    name: str
+    layout: str | None  #: what it decided, None where it passed the choice on
+    says: str
+
+
+class LayoutExplanation(NamedTuple):
+    """A choice and the links that led to it."""
+
+    layout: str
+    decided_by: str
+    links: tuple[LayoutLink, ...]
+
+
+def _decide(facts: LayoutFacts) -> tuple[str, str]:
+    """The link of the chain that decides, by its name in `_SAYS`, and the layout."""
+    argument, tokens, top_k, experts, _, _, _, memory_bytes = facts
+    if argument != "auto":
+        return "argument", argument
+    override = config.layout_override()
+    if override is not None:
+        return "DGMOE_LAYOUT", override
+    if memory_bytes is None:
+        return "device", "contig"
+    # With so few rows a masked GEMM spends its time walking empty experts.
+    if tokens * top_k * 8 <= experts:
+        return "rows against experts", "contig"
+    # Where the slab fits, masked wins: it pads no expert to the alignment.
+    fits = facts.slab_bytes <= facts.budget_bytes
+    return "slab against budget", "masked" if fits else "contig"
+
+
+def _say_device(facts: LayoutFacts) -> str:
+    if facts.memory_bytes is None:
+        return "the device is a CPU, where a slab buys nothing"
+    return f"the device has {facts.memory_bytes:,} bytes"
+
+
+def _say_rows(facts: LayoutFacts) -> str:
+    few = facts.experts // 8
+    return (
+        f"{facts.tokens * facts.top_k} rows for {facts.experts} experts; up to an eighth of the"
+        f" experts ({few}) is contig"
+    )
+
+
+def _say_memory(facts: LayoutFacts) -> str:
+    return (
+        f"the slab's peak is {facts.slab_bytes:,} bytes; the budget is {facts.budget_bytes:,}"
+        f" ({config.masked_memory_fraction():g} of the device's memory)"
+    )
+
+
+_SAYS: dict[str, Callable[[LayoutFacts], str]] = {
+    "argument": lambda facts: f'layout="{facts.argument}"',
+    "DGMOE_LAYOUT": lambda facts: config.layout_override() or "unset or auto",
+    "device": _say_device,
+    "rows against experts": _say_rows,
+    "slab against budget": _say_memory,
+}
+
+
+def choose_layout(facts: LayoutFacts) -> str:
     """Choose between the masked and the contiguous layout from static facts alone.
 
-    `budget_bytes` None means a device on which the slab buys nothing (CPU): contiguous. With fewer
-    rows than an eighth
-    of the experts a masked GEMM spends its time walking empty experts: contiguous. Otherwise
-        masked, where the slab
-    fits the budget: it pads no expert to the alignment.
+    Raises:
+        ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
     """
-    if budget_bytes is None or tokens * top_k * 8 <= experts or peak_bytes > budget_bytes:
-        return "contig"
-    return "masked"
+    return _decide(facts)[1]
+
+
+def explain_layout(facts: LayoutFacts) -> LayoutExplanation:
+    """Explain what `choose_layout` chooses: each link of the chain in words, up to the one that
+    decided.
+
+    Raises:
+        ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
+    """
+    decided_by, layout = _decide(facts)
+    links: list[LayoutLink] = []
+    decided = False
+    for name, say in _SAYS.items():
+        here = name == decided_by
+        links.append(
+            LayoutLink(name, layout if here else None, "not reached" if decided else say(facts))
+        )
+        decided = decided or here
+    return LayoutExplanation(layout, decided_by, tuple(links))

@@ -1,0 +1,165 @@
+"""What follows from the facts of a machine: what runs there, what is missing and what mends it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .. import platforms
+from ..backends import deep_gemm
+from .machine import Machine
+
+_TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
+_BUILD = "pip install --no-build-isolation -e ."
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is missing, and the command that mends it.
+
+    Attributes:
+        what: in one sentence.
+        fix: a command, or what to do where no command does it.
+        blocks: whether the layer cannot run on the GPUs (or at all) because of it.
+    """
+
+    what: str
+    fix: str
+    blocks: bool
+
+
+def install_command(machine: Machine) -> str | None:
+    """The command that installs the DeepGEMM that fits; None where no wheel is known to."""
+    wheel = deep_gemm.fitting_wheel(machine.torch)
+    if wheel is None:
+        return None
+    return " ".join(["pip install", f"sgl-deep-gemm=={wheel[0]}", *wheel[1]])
+
+
+def deep_gemm_fits(machine: Machine) -> bool | None:
+    """Whether the installed DeepGEMM is the one that fits this torch; None where that is unknown.
+
+    Unknown is a torch that no wheel is known for, and a DeepGEMM that was built from its sources.
+    """
+    if machine.deep_gemm is None:
+        return False
+    wheel = deep_gemm.fitting_wheel(machine.torch)
+    if wheel is None or not machine.deep_gemm.startswith("sgl-deep-gemm "):
+        return None
+    pinned = all(version == pin.split("==")[1] for pin, version in machine.pins.items())
+    return machine.deep_gemm == f"sgl-deep-gemm {wheel[0]}" and pinned
+
+
+def _gpu_problems(machine: Machine) -> list[Problem]:
+    """What keeps the visible GPUs from running the layer."""
+    problems = []
+    if "_C_cuda.abi3.so" not in machine.libraries:
+        fix = f"CUDA_HOME=/usr/local/cuda {_BUILD}" if machine.nvcc is None else _BUILD
+        what = "the CUDA library _C_cuda.abi3.so is not built: no op runs on a GPU"
+        problems.append(Problem(what, fix, True))
+    fits = deep_gemm_fits(machine)
+    command = install_command(machine)
+    known = ", ".join(f"{a}.{b}" for a, b in sorted(deep_gemm.WHEELS))
+    if not fits and command is None:
+        found = machine.deep_gemm or "none installed"
+        what = f"no DeepGEMM wheel is known to fit torch {machine.torch} ({found})"
+        fix = f"install a torch that one is known for: {known}"
+        problems.append(Problem(what, fix, machine.deep_gemm is None))
+    elif not fits:
+        got = ", ".join(f"{pin.split('==')[0]} {v}" for pin, v in machine.pins.items() if v)
+        found = f"{machine.deep_gemm or 'none'}{' with ' + got if got else ''}"
+        what = f"the grouped GEMMs need the DeepGEMM that fits torch {machine.torch}; found {found}"
+        problems.append(Problem(what, command, fits is False))
+    if machine.nvcc is None:
+        what = "no nvcc: DeepGEMM compiles its kernels at the first call, and the build needs it"
+        fix = f"install the CUDA toolkit ({_TOOLKIT}), then export CUDA_HOME=/usr/local/cuda"
+        problems.append(Problem(what, fix, False))
+    return problems
+
+
+def _arch_problems(machine: Machine) -> list[Problem]:
+    problems = []
+    for arch in sorted({device.arch for device in machine.devices}):
+        usable = {name: platforms.layouts_of(arch, name) for name in platforms.RECIPES}
+        name = platforms.arch_name(arch)
+        if not any(usable.values()):
+            what = f"no grouped GEMM exists for {name}"
+            problems.append(Problem(what, "run the layer on CPU tensors", True))
+            continue
+        layouts = {layout for found in usable.values() for layout in found}
+        forced = any(s.name == "DGMOE_LAYOUT" and s.value in layouts for s in machine.settings)
+        if len(layouts) == 1 and not forced:
+            only = layouts.pop()
+            what = f'{name} runs layout {only} only, and layout="auto" may choose the other'
+            problems.append(Problem(what, f"export DGMOE_LAYOUT={only}", False))
+    return problems
+
+
+def problems(machine: Machine) -> tuple[Problem, ...]:
+    """List what is missing, each with the command that mends it."""
+    found = []
+    if machine.driver and machine.torch_cuda is None:
+        what = f"an NVIDIA driver is here, but torch {machine.torch} is a build without CUDA"
+        fix = "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+        found.append(Problem(what, fix, False))
+    elif machine.driver and not machine.devices:
+        what = "an NVIDIA driver is here, but PyTorch sees no device"
+        found.append(Problem(what, "check nvidia-smi and CUDA_VISIBLE_DEVICES", False))
+    if machine.devices:
+        found += _gpu_problems(machine)
+        found += _arch_problems(machine)
+    found += [
+        Problem(setting.error, f"unset {setting.name}", True)
+        for setting in machine.settings
+        if setting.error
+    ]
+    return tuple(found)
+
+
+def backend(machine: Machine, arch: int | str, recipe: str, layout: str) -> str:
+    """Who runs a recipe in a layout on an architecture of this machine, or `-` and why nobody
+    does."""
+    forms = [
+        form
+        for form in platforms.scale_forms(arch, recipe)
+        if platforms.is_legal(arch, recipe, layout, form)
+    ]
+    found = platforms.platform_of(arch)
+    if not forms:
+        return f"- ({platforms.arch_name(arch)} does not run it)"
+    scales = "" if forms == ["none"] else f", scales {' or '.join(forms)}"
+    if arch == "cpu":
+        return f"CPU kernel{scales}"
+    if "_C_cuda.abi3.so" not in machine.libraries:
+        return "- (_C_cuda is not built)"
+    if deep_gemm_fits(machine) is False:
+        return "- (DeepGEMM is missing or does not fit)"
+    return f"{found.backend}{scales}"
+
+
+def table(machine: Machine) -> list[dict]:
+    """Recipe x layout -> backend, a row for each kind of device here; the CPU is always one."""
+    archs = sorted({device.arch for device in machine.devices})
+    return [
+        {
+            "device": platforms.arch_name(arch),
+            "recipe": recipe,
+            "layout": layout,
+            "backend": backend(machine, arch, recipe, layout),
+        }
+        for arch in [*archs, "cpu"]
+        for recipe in platforms.RECIPES
+        for layout in platforms.LAYOUTS
+    ]
+
+
+def can_run(machine: Machine) -> bool:
+    """Whether the layer runs here: on at least one GPU where there are any, else on the CPU.
+
+    A setting without a legal value stops the layer anywhere.
+    """
+    if any(setting.error for setting in machine.settings):
+        return False
+    rows = table(machine)
+    if machine.devices:
+        rows = [row for row in rows if row["device"] != platforms.arch_name("cpu")]
+    return any(not row["backend"].startswith("-") for row in rows)

@@ -1,0 +1,20 @@
+"""The command that the others hang below."""
+
+from __future__ import annotations
+
+import click
+
+import dgmoe_ops
+
+from .doctor import doctor
+from .plan import plan
+
+
+@click.group()
+@click.version_option(dgmoe_ops.__version__, package_name="dgmoe_ops")
+def main() -> None:
+    """Say what dgmoe_ops can run here, and what a call of the layer takes."""
+
+
+main.add_command(doctor)
+main.add_command(plan)

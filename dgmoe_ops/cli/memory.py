@@ -1,0 +1,191 @@
+"""Exact bytes of every tensor that a call allocates, stage by stage, from sizes alone.
+
+The sizes are those of the allocations in `csrc/<room>/<op>.h`; the tests hold them against tensors
+that the ops returned and against the allocator. The result counts, as without `out=`. Left out:
+copies of inputs whose rows are not aligned, and the workspaces of the row ranking on CUDA, of the
+GEMM library and of the CPU kernels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..layouts import (
+    TMA_ELEMENTS,
+    WEIGHT_BLOCK,
+    LayoutFacts,
+    ScaleForm,
+    ceil_div,
+    contig_rows,
+    round_up,
+    scale_sizes_and_strides,
+    slab_rows,
+)
+from ..recipes import Recipe
+
+OUT_MULTIPLE = 8  #: rows of w2 are padded to it by prepare_weights
+BF16, WORD = 2, 4  #: bytes
+
+
+@dataclass(frozen=True)
+class Call:
+    """The sizes of one call of the layer.
+
+    Attributes:
+        tokens, hidden, intermediate, top_k: before any padding.
+        experts: over all ranks.
+        local_experts: on this rank.
+        recipe: what the weights and activations are made of.
+        packed: whether scales are packed UE8M0, as SM100 and SM120 take them.
+    """
+
+    tokens: int
+    experts: int
+    local_experts: int
+    hidden: int
+    intermediate: int
+    top_k: int
+    recipe: Recipe
+    packed: bool = False
+
+    @property
+    def padded_hidden(self) -> int:
+        return round_up(self.hidden, self.recipe.k_multiple)
+
+    @property
+    def padded_inter(self) -> int:
+        return round_up(self.intermediate, self.recipe.k_multiple)
+
+    @property
+    def out_columns(self) -> int:
+        """Columns of GEMM2's result: rows of the prepared w2."""
+        return round_up(self.hidden, OUT_MULTIPLE)
+
+    @property
+    def value_bytes(self) -> int:
+        return self.recipe.weight_dtype.itemsize
+
+    @property
+    def form(self) -> ScaleForm:
+        return ScaleForm.PACKED_UE8M0 if self.packed else ScaleForm.MN_MAJOR
+
+    def facts(self, layout: str, memory_bytes: int | None) -> LayoutFacts:
+        """What the layer would look at to choose a layout for this call."""
+        return LayoutFacts(
+            layout,
+            self.tokens,
+            self.top_k,
+            self.local_experts,
+            self.padded_hidden,
+            self.padded_inter,
+            self.recipe.quantized,
+            memory_bytes,
+        )
+
+    def rows(self, layout: str) -> int:
+        """Rows that a layout allocates, whatever the routing."""
+        if layout == "masked":
+            return self.local_experts * slab_rows(self.tokens)
+        return int(contig_rows(self.tokens * self.top_k, self.local_experts))
+
+    def scale_bytes(self, batch: int | None, rows: int, columns: int, form: ScaleForm) -> int:
+        """Bytes of the storage of activation scales; 0 where nothing is quantised."""
+        if not self.recipe.quantized:
+            return 0
+        groups = ceil_div(columns, self.recipe.group_size)
+        words = scale_sizes_and_strides(None, rows, groups, form)[0][1]
+        # The slack of a column up to its 16 bytes is allocated too.
+        leading = rows if form == ScaleForm.ROW_MAJOR else round_up(rows, TMA_ELEMENTS)
+        return (1 if batch is None else batch) * leading * words * WORD
+
+    def weight_bytes_per_expert(self) -> tuple[int, int]:
+        """Bytes of one expert's w13 and w2, scales included."""
+        return tuple(
+            n * k * self.value_bytes + self._weight_scale_bytes(n, k)
+            for n, k in (
+                (2 * self.padded_inter, self.padded_hidden),
+                (self.out_columns, self.padded_inter),
+            )
+        )
+
+    def _weight_scale_bytes(self, n: int, k: int) -> int:
+        if not self.recipe.quantized:
+            return 0
+        if self.packed:
+            return WORD * ceil_div(k, 4 * WEIGHT_BLOCK) * round_up(n, TMA_ELEMENTS)
+        return WORD * ceil_div(n, WEIGHT_BLOCK) * ceil_div(k, WEIGHT_BLOCK)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage allocates, and what is alive while it runs.
+
+    Attributes:
+        name: as in the table of stages.
+        tensors: bytes of what it hands on, by name.
+        scratch: bytes of what it allocates and drops, by name.
+        live: bytes of the layer's tensors while it runs; inputs and weights not counted.
+    """
+
+    name: str
+    tensors: dict[str, int]
+    scratch: dict[str, int]
+    live: int
+
+
+def _operand(call: Call, layout: str, rows: int, columns: int) -> tuple[int, int]:
+    """Bytes of a GEMM's input in a layout, and of its scales."""
+    batch, m = (call.local_experts, slab_rows(call.tokens)) if layout == "masked" else (None, rows)
+    return rows * columns * call.value_bytes, call.scale_bytes(batch, m, columns, call.form)
+
+
+def _place_scratch(call: Call, layout: str) -> dict[str, int]:
+    if layout == "masked":
+        return {}
+    counters = {"counts, offsets": 2 * call.local_experts * WORD}
+    if call.recipe.quantized:
+        form = ScaleForm.PACKED_UE8M0 if call.packed else ScaleForm.ROW_MAJOR
+        scale = call.scale_bytes(None, call.tokens, call.padded_hidden, form)
+        return {"x": call.tokens * call.padded_hidden, "x_scale": scale, **counters}
+    if call.padded_hidden != call.hidden:
+        return {"x": call.tokens * call.padded_hidden * BF16, **counters}
+    return counters
+
+
+def stages(call: Call, layout: str) -> tuple[Stage, ...]:
+    """List the stages of a call in a layout with the bytes that each allocates and keeps alive."""
+    rows = call.rows(layout)
+    where = "masked_m" if layout == "masked" else "m_indices"
+    x, x_scale = _operand(call, layout, rows, call.padded_hidden)
+    act, act_scale = _operand(call, layout, rows, call.padded_inter)
+    kept = {
+        where: WORD * (call.local_experts if layout == "masked" else rows),
+        "src2dst": WORD * call.tokens * call.top_k,
+    }
+    scratch = _place_scratch(call, layout)
+    gate_up = 2 * call.padded_inter * rows * BF16
+    y = rows * call.out_columns * BF16
+    out = call.tokens * call.hidden * BF16
+    always = sum(kept.values())
+    return (
+        Stage(
+            "place",
+            {"rows": x, "scale": x_scale, **kept},
+            scratch,
+            x + x_scale + always + sum(scratch.values()),
+        ),
+        Stage("gemm1", {"gate_up": gate_up}, {}, x + x_scale + always + gate_up),
+        Stage(
+            "activation",
+            {"act": act, "act_scale": act_scale},
+            {},
+            always + gate_up + act + act_scale,
+        ),
+        Stage("gemm2", {"y": y}, {}, always + act + act_scale + y),
+        Stage("combine", {"out": out}, {}, always + y + out),
+    )
+
+
+def peak(call: Call, layout: str) -> int:
+    """The most bytes that the layer's own tensors take at one time."""
+    return max(stage.live for stage in stages(call, layout))

@@ -1,0 +1,261 @@
+"""`plan`: what one call of the layer takes, before anything runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from .. import platforms
+from ..config import LAYOUTS as LAYOUT_ARGUMENTS
+from ..recipes import RECIPES
+from . import planning, routing
+from .gpus import GPUS
+from .memory import Call
+from .text import console, microseconds, share, size
+
+
+def _title(document: dict) -> str:
+    call, device = document["call"], document["device"]
+    local = (
+        ""
+        if call["local_experts"] == call["experts"]
+        else f" ({call['local_experts']} on this rank)"
+    )
+    return (
+        f"{call['tokens']} tokens, {call['experts']} experts{local}, hidden {call['hidden']},"
+        f" intermediate {call['intermediate']}, top-k {call['top_k']}, {call['recipe']},"
+        f" {device['name']}"
+    )
+
+
+def _chain_table(document: dict) -> Table:
+    choice = document["choice"]
+    table = Table(
+        title=f"Layout: {choice['layout']}, decided by {choice['decided_by']}", title_justify="left"
+    )
+    for column in ("link", "says", "decides"):
+        table.add_column(column)
+    for link in choice["chain"]:
+        table.add_row(link["name"], escape(link["says"]), link["layout"] or "")
+    return table
+
+
+def _rows_table(document: dict) -> Table:
+    table = Table(title="Rows, padding under even routing", title_justify="left")
+    table.add_column("layout")
+    columns = ("an expert", "allocated", "valid", "in tiles of 128 with valid rows", "padding")
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, layout in document["layouts"].items():
+        even = layout["even_routing"]
+        rows = layout.get("slab_rows_per_expert")
+        table.add_row(
+            name,
+            f"slab of {rows}" if rows is not None else f"multiple of {layout['segment_alignment']}",
+            f"{layout['rows']:,}",
+            f"{even['valid_rows']:,}",
+            f"{even['tile_rows']:,}",
+            share(even["padding_rows"], layout["rows"]),
+        )
+    return table
+
+
+def _bytes_table(document: dict) -> Table:
+    table = Table(title="Memory: allocated by a stage, alive during it", title_justify="left")
+    table.add_column("stage")
+    for name in document["layouts"]:
+        table.add_column(f"{name}\nallocated", justify="right")
+        table.add_column(f"{name}\nalive", justify="right")
+    layouts = document["layouts"].values()
+    for stages in zip(*(layout["stages"] for layout in layouts), strict=True):
+        cells = [(size(s["allocated_bytes"]), size(s["live_bytes"])) for s in stages]
+        table.add_row(stages[0]["stage"], *(cell for pair in cells for cell in pair))
+    table.add_section()
+    peaks = [("", f"{layout['peak_bytes']:,} B") for layout in layouts]
+    table.add_row("peak", *(cell for pair in peaks for cell in pair))
+    return table
+
+
+def _work_table(document: dict) -> Table:
+    chosen = document["choice"]["layout"]
+    layout = document["layouts"][chosen]
+    table = Table(
+        title=f"Least work under even routing, {chosen}",
+        title_justify="left",
+    )
+    table.add_column("stage")
+    for column in ("moved", "GFLOP", "roofline time"):
+        table.add_column(column, justify="right")
+    for stage in layout["stages"]:
+        table.add_row(
+            stage["stage"],
+            size(stage["moved_bytes"]),
+            f"{stage['flops'] / 1e9:,.2f}" if stage["flops"] else "-",
+            microseconds(stage["seconds"]),
+        )
+    table.add_section()
+    table.add_row(
+        "sum",
+        size(layout["moved_bytes"]),
+        f"{layout['flops'] / 1e9:,.2f}",
+        microseconds(layout["seconds"]),
+    )
+    return table
+
+
+def _show(document: dict, to: Console) -> None:
+    to.print(escape(_title(document)), style="bold")
+    for table in (_chain_table, _rows_table, _bytes_table, _work_table):
+        to.print(table(document))
+    budget = document["budget_bytes"]
+    to.print(
+        f"Weights on this rank: {size(document['weight_bytes'])}."
+        f" Slab estimate {size(document['slab_bytes'])}"
+        + (f" against a budget of {size(budget)}." if budget is not None else ", no budget.")
+    )
+    if document["floor_seconds"] is not None:
+        device = document["device"]
+        to.print(
+            f"Floor of the layer: {microseconds(document['floor_seconds'])} (weights of the used"
+            f" experts read once, or the products; {device['source']}:"
+            f" {device['hbm_bytes_per_s'] / 1e12:g} TB/s, {device['fp8_flops'] / 1e12:g} fp8,"
+            f" {device['bf16_flops'] / 1e12:g} bf16 TFLOP/s)."
+        )
+    for reason in document["illegal"].values():
+        to.print(f"[red]{escape(reason)}[/red]")
+
+
+def _memory_bytes(gpu: str, device_memory_gib: float | None) -> int | None:
+    if gpu == "cpu":
+        if device_memory_gib is not None:
+            raise click.UsageError("--device-memory-gib is for a GPU: a CPU has no slab budget")
+        return None
+    return int((device_memory_gib or GPUS[gpu].memory_gib) * planning.GIB)
+
+
+def _drawn_ids(call: Call, file: Path | None, seed: int) -> torch.Tensor:
+    if file is None:
+        return routing.random_ids(call, seed)
+    try:
+        ids = routing.read_ids(file)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--routing") from error
+    wanted = (call.tokens, call.top_k)
+    if tuple(ids.shape) != wanted:
+        raise click.BadParameter(
+            f"{file} must have {wanted[0]} tokens of {wanted[1]} ids, got {tuple(ids.shape)}",
+            param_hint="--routing",
+        )
+    return ids
+
+
+_COUNT = click.IntRange(min=1)
+
+
+@click.command(short_help="Which layout a call takes, why, and what it costs.")
+@click.option("--tokens", required=True, type=click.IntRange(min=0), help="rows of hidden_states")
+@click.option("--experts", required=True, type=_COUNT, help="experts over all ranks")
+@click.option("--hidden", required=True, type=_COUNT)
+@click.option("--intermediate", required=True, type=_COUNT)
+@click.option("--top-k", required=True, type=_COUNT)
+@click.option("--recipe", default="fp8_block", show_default=True, type=click.Choice(list(RECIPES)))
+@click.option("--local-experts", type=_COUNT, help="experts of this rank  [default: all]")
+@click.option(
+    "--layout", default="auto", show_default=True, type=click.Choice(list(LAYOUT_ARGUMENTS))
+)
+@click.option(
+    "--gpu",
+    default="H200",
+    show_default=True,
+    type=click.Choice([*GPUS, "cpu"], case_sensitive=False),
+    help="whose memory and rates to plan with",
+)
+@click.option(
+    "--device-memory-gib",
+    type=click.FloatRange(min=0, min_open=True),
+    help="total memory  [default: of the GPU]",
+)
+@click.option("--json", "as_json", is_flag=True, help="write one JSON document, in bytes")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="draw both layouts to scale into this file (PNG, SVG, PDF)",
+)
+@click.option(
+    "--routing",
+    "routing_file",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="a JSON list of lists of expert ids to draw  [default: random]",
+)
+@click.option("--seed", default=0, show_default=True, help="of the random routing to draw")
+def plan(
+    tokens: int,
+    experts: int,
+    hidden: int,
+    intermediate: int,
+    top_k: int,
+    recipe: str,
+    local_experts: int | None,
+    layout: str,
+    gpu: str,
+    device_memory_gib: float | None,
+    as_json: bool,
+    plot: Path | None,
+    routing_file: Path | None,
+    seed: int,
+) -> None:
+    """Say which layout a call takes and why, and what it allocates, moves and computes."""
+    local = experts if local_experts is None else local_experts
+    if local > experts:
+        raise click.UsageError(f"--local-experts {local} is more than --experts {experts}")
+    if top_k > experts:
+        raise click.UsageError(f"--top-k {top_k} is more than --experts {experts}")
+    device = GPUS.get(gpu)
+    forms = platforms.scale_forms(device.arch if device else "cpu", recipe)
+    call = Call(
+        tokens,
+        experts,
+        local,
+        hidden,
+        intermediate,
+        top_k,
+        RECIPES[recipe],
+        packed=forms[0] == "packed_ue8m0",
+    )
+    even = routing.row_counts(routing.even_ids(call), local)
+    memory_bytes = _memory_bytes(gpu, device_memory_gib)
+    try:
+        document = planning.build(call, layout, device, memory_bytes, even)
+    except ValueError as error:
+        raise click.ClickException(str(error)) from error
+    if plot is not None:
+        document["plot"] = _plot(plot, call, document, routing_file, seed)
+    if as_json:
+        click.echo(json.dumps(document, indent=2))
+        return
+    to = console()
+    _show(document, to)
+    if plot is not None:
+        to.print(f"Drawn: {plot}")
+
+
+def _plot(file: Path, call: Call, document: dict, routing_file: Path | None, seed: int) -> dict:
+    try:
+        from .drawing import draw
+    except ModuleNotFoundError as error:
+        if error.name != "matplotlib":
+            raise
+        raise click.ClickException(
+            "--plot needs matplotlib, which is not installed: pip install matplotlib"
+        ) from error
+    counts = routing.row_counts(_drawn_ids(call, routing_file, seed), call.local_experts)
+    source = f"routing of {routing_file.name}" if routing_file else f"random routing, seed {seed}"
+    draw(file, call, counts, _title(document), source)
+    shares = {layout: planning.padding(call, layout, counts) for layout in planning.LAYOUTS}
+    return {"file": str(file), "routing": source, "layouts": shares}

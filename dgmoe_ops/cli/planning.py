@@ -1,0 +1,128 @@
+"""The plan of one call as a document of plain values: what `plan --json` writes and the tables
+show."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from .. import platforms
+from ..layouts import (
+    CONTIG_ALIGNMENT,
+    TILE_ROWS,
+    LayoutExplanation,
+    explain_layout,
+    round_up,
+    slab_rows,
+)
+from . import memory, work
+from .gpus import Gpu
+from .memory import Call
+
+LAYOUTS = platforms.LAYOUTS
+GIB = 1 << 30
+
+
+def padding(call: Call, layout: str, counts: list[int]) -> dict:
+    """How much of a layout is padding for experts with these row counts.
+
+    `tile_rows` are the rows of the tiles that hold a valid row: what a GEMM that skips empty tiles
+    works on.
+    """
+    allocated, valid = call.rows(layout), sum(counts)
+    return {
+        "valid_rows": valid,
+        "tile_rows": sum(round_up(count, TILE_ROWS) for count in counts),
+        "padding_rows": allocated - valid,
+        "padding_share": (allocated - valid) / allocated if allocated else 0.0,
+    }
+
+
+def _stage(stage: memory.Stage, moved: work.Work, gpu: Gpu | None, quantized: bool) -> dict:
+    seconds = moved.seconds(gpu, quantized) if gpu else None
+    return {
+        "stage": stage.name,
+        "tensors": {name: count for name, count in stage.tensors.items() if count},
+        "scratch": {name: count for name, count in stage.scratch.items() if count},
+        "allocated_bytes": sum(stage.tensors.values()) + sum(stage.scratch.values()),
+        "live_bytes": stage.live,
+        "moved_bytes": moved.moved,
+        "flops": moved.flops,
+        "seconds": seconds,
+    }
+
+
+def _layout(call: Call, layout: str, counts: list[int], gpu: Gpu | None) -> dict:
+    quantized = call.recipe.quantized
+    parts = zip(memory.stages(call, layout), work.work(call, layout, counts), strict=True)
+    stages = [_stage(stage, moved, gpu, quantized) for stage, moved in parts]
+    per_expert = (
+        {"slab_rows_per_expert": slab_rows(call.tokens)}
+        if layout == "masked"
+        else {"segment_alignment": CONTIG_ALIGNMENT}
+    )
+    return {
+        **per_expert,
+        "rows": call.rows(layout),
+        "even_routing": padding(call, layout, counts),
+        "stages": stages,
+        "peak_bytes": memory.peak(call, layout),
+        "moved_bytes": sum(stage["moved_bytes"] for stage in stages),
+        "flops": sum(stage["flops"] for stage in stages),
+        "seconds": sum(stage["seconds"] for stage in stages) if gpu else None,
+    }
+
+
+def _choice(explained: LayoutExplanation) -> dict:
+    return {
+        "layout": explained.layout,
+        "decided_by": explained.decided_by,
+        "chain": [link._asdict() for link in explained.links],
+    }
+
+
+def _legal(arch: int | str, call: Call, layout: str) -> str | None:
+    """None, or why the layout does not run there."""
+    form = "none" if not call.recipe.quantized else "packed_ue8m0" if call.packed else "block_fp32"
+    try:
+        platforms.check(arch, call.recipe.name, layout, form)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def build(
+    call: Call, argument: str, gpu: Gpu | None, memory_bytes: int | None, even_counts: list[int]
+) -> dict:
+    """Build the plan of a call.
+
+    Args:
+        call: its sizes.
+        argument: `layout=` of the call.
+        gpu: what it runs on; None for a CPU, which has no times here.
+        memory_bytes: of the device; None for a CPU.
+        even_counts: rows of the local experts under even routing.
+
+    Raises:
+        ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
+    """
+    arch = gpu.arch if gpu else "cpu"
+    facts = call.facts(argument, memory_bytes)
+    explained = explain_layout(facts)
+    w13, w2 = call.weight_bytes_per_expert()
+    return {
+        "call": {
+            **{name: value for name, value in asdict(call).items() if name != "recipe"},
+            "recipe": call.recipe.name,
+            "padded_hidden": call.padded_hidden,
+            "padded_intermediate": call.padded_inter,
+        },
+        "device": asdict(gpu) if gpu else {"name": "cpu"},
+        "memory_bytes": memory_bytes,
+        "choice": _choice(explained),
+        "illegal": {layout: reason for layout in LAYOUTS if (reason := _legal(arch, call, layout))},
+        "slab_bytes": facts.slab_bytes,
+        "budget_bytes": None if memory_bytes is None else facts.budget_bytes,
+        "weight_bytes": call.local_experts * (w13 + w2),
+        "layouts": {layout: _layout(call, layout, even_counts, gpu) for layout in LAYOUTS},
+        "floor_seconds": work.floor_seconds(call, even_counts, gpu) if gpu else None,
+    }

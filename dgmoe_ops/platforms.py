@@ -1,0 +1,158 @@
+"""What runs where: which recipe, layout and weight-scale form is legal on which architecture.
+
+Plain data. An architecture is an int, compute capability major * 10 + minor (90, 103), or "cpu", so
+every cell can be asked for on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+LAYOUTS = ("masked", "contig")
+#: What the scales of the weights are: none (bf16), float32 128x128 blocks, packed UE8M0 a row.
+SCALE_FORMS = ("none", "block_fp32", "packed_ue8m0")
+
+
+class Cell(NamedTuple):
+    """One way to run the layer."""
+
+    recipe: str
+    layout: str
+    scale_form: str
+
+
+@dataclass(frozen=True)
+class Platform:
+    """A family of architectures that runs the same cells.
+
+    Attributes:
+        name: for people to read.
+        archs: the architectures of the family.
+        backend: who runs the grouped GEMMs there; None where nobody does.
+        target: what `prepare_weights` calls it; None where nothing runs.
+        cells: what is legal.
+    """
+
+    name: str
+    archs: tuple[int | str, ...]
+    backend: str | None
+    target: str | None
+    cells: frozenset[Cell]
+
+
+def _cells(layouts: tuple[str, ...], *forms: tuple[str, str]) -> frozenset[Cell]:
+    return frozenset(Cell(recipe, layout, form) for layout in layouts for recipe, form in forms)
+
+
+_BF16 = ("bf16", "none")
+_FP8_FP32 = ("fp8_block", "block_fp32")
+_FP8_UE8M0 = ("fp8_block", "packed_ue8m0")
+
+PLATFORMS: tuple[Platform, ...] = (
+    Platform("CPU", ("cpu",), "dgmoe_ops", "cpu", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0)),
+    Platform("SM90", (90,), "DeepGEMM", "sm90", _cells(LAYOUTS, _BF16, _FP8_FP32)),
+    # The tensor core applies UE8M0 scales itself; the library would convert float32 ones on every
+    # call, and only powers of two.
+    Platform("SM100/103", (100, 103), "DeepGEMM", "sm100", _cells(LAYOUTS, _BF16, _FP8_UE8M0)),
+    # The library takes the architecture for a Hopper and has no kernel for it.
+    Platform("SM110", (110,), None, None, frozenset()),
+    Platform("SM120/121", (120, 121), "DeepGEMM", "sm120", _cells(("contig",), _BF16, _FP8_UE8M0)),
+)
+RECIPES = tuple(sorted({cell.recipe for platform in PLATFORMS for cell in platform.cells}))
+_BY_ARCH = {arch: platform for platform in PLATFORMS for arch in platform.archs}
+
+
+def arch_name(arch: int | str) -> str:
+    """Name an architecture for people to read: `SM90`, `CPU`."""
+    return "CPU" if arch == "cpu" else f"SM{arch}"
+
+
+def platform_of(arch: int | str) -> Platform | None:
+    """Look up the platform of an architecture; None where the table has no row for it."""
+    return _BY_ARCH.get(arch)
+
+
+def all_cells() -> Iterator[Cell]:
+    """Iterate over every combination that the table can be asked for, legal or not."""
+    for recipe in RECIPES:
+        for layout in LAYOUTS:
+            for form in SCALE_FORMS:
+                yield Cell(recipe, layout, form)
+
+
+def is_legal(arch: int | str, recipe: str, layout: str, scale_form: str) -> bool:
+    """Tell whether a cell is legal on an architecture."""
+    platform = platform_of(arch)
+    return platform is not None and Cell(recipe, layout, scale_form) in platform.cells
+
+
+def scale_forms(arch: int | str, recipe: str) -> tuple[str, ...]:
+    """The weight-scale forms with which a recipe runs on an architecture in some layout, the one
+    that `prepare_weights` makes there first."""
+    platform = platform_of(arch)
+    legal = {c.scale_form for c in platform.cells if c.recipe == recipe} if platform else set()
+    return tuple(form for form in SCALE_FORMS if form in legal)
+
+
+def layouts_of(arch: int | str, recipe: str) -> tuple[str, ...]:
+    """The layouts in which a recipe runs on an architecture."""
+    platform = platform_of(arch)
+    legal = {c.layout for c in platform.cells if c.recipe == recipe} if platform else set()
+    return tuple(layout for layout in LAYOUTS if layout in legal)
+
+
+def _known(arg: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(
+            f"dgmoe_ops.platforms: {arg} must be one of {', '.join(known)}, got {value!r}"
+        )
+
+
+def _runs_at(recipe: str) -> str:
+    return ", ".join(p.name for p in PLATFORMS if any(c.recipe == recipe for c in p.cells))
+
+
+def _what_would_work(platform: Platform, wanted: Cell) -> str:
+    """The nearest legal cells: with other scales, else in another layout."""
+    cells = [c for c in platform.cells if c.recipe == wanted.recipe]
+    near = [c for c in cells if c.layout == wanted.layout] or cells
+    # A layout that must change keeps the scales where it can.
+    near = [c for c in near if c.scale_form == wanted.scale_form] or near
+    layouts = [layout for layout in LAYOUTS if any(c.layout == layout for c in near)]
+    forms = [form for form in SCALE_FORMS if any(c.scale_form == form for c in near)]
+    return (
+        f"{wanted.recipe} runs there in layout {' or '.join(layouts)} with weight scales"
+        f' {" or ".join(forms)} (prepare_weights with target="{platform.target}")'
+    )
+
+
+def check(arch: int | str, recipe: str, layout: str, scale_form: str) -> None:
+    """Check that a recipe runs on an architecture in a layout, with weight scales of a form.
+
+    Args:
+        arch: compute capability major * 10 + minor, or "cpu".
+        recipe: "bf16" or "fp8_block".
+        layout: "masked" or "contig".
+        scale_form: of the weights: "none", "block_fp32" or "packed_ue8m0".
+
+    Raises:
+        ValueError: it does not, or a name is unknown; the message says what would work.
+    """
+    _known("recipe", recipe, RECIPES)
+    _known("layout", layout, LAYOUTS)
+    _known("scale_form", scale_form, SCALE_FORMS)
+    if is_legal(arch, recipe, layout, scale_form):
+        return
+    platform = platform_of(arch)
+    if platform is None or not platform.cells:
+        raise ValueError(
+            f"dgmoe_ops.platforms: arch must be one that grouped GEMMs exist for, got"
+            f" {arch_name(arch)}; {recipe} runs on {_runs_at(recipe)}"
+        )
+    work = _what_would_work(platform, Cell(recipe, layout, scale_form))
+    raise ValueError(
+        f"dgmoe_ops.platforms: {platform.name} does not run recipe {recipe} in layout {layout} with"
+        f" weight scales {scale_form}; {work}"
+    )

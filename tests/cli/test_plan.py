@@ -1,0 +1,346 @@
+"""`plan`: its numbers by hand, its bytes against what the ops allocate, its choice against the
+layer's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("click")
+pytest.importorskip("rich")
+
+from click.testing import CliRunner  # noqa: E402
+
+import dgmoe_ops  # noqa: E402
+from dgmoe_ops import config, layer, layouts  # noqa: E402
+from dgmoe_ops.cli import memory, planning, routing, work  # noqa: E402
+from dgmoe_ops.cli.gpus import GPUS  # noqa: E402
+from dgmoe_ops.cli.main import main  # noqa: E402
+from dgmoe_ops.recipes import RECIPES  # noqa: E402
+
+SMALL = {"tokens": 4, "experts": 4, "hidden": 256, "intermediate": 128, "top-k": 2}
+#: (recipe, what the weights are prepared for); scales are packed for sm100.
+KINDS = [("bf16", "cpu"), ("fp8_block", "cpu"), ("fp8_block", "sm100")]
+#: tokens, experts, local experts, hidden, intermediate, top_k; the last ones are padded
+SIZES = [
+    (7, 4, 4, 256, 128, 2),
+    (130, 8, 5, 300, 200, 3),
+    (1, 6, 6, 576, 96, 1),
+    (0, 2, 2, 8, 8, 1),
+]
+
+GEMMS = [name for name in dgmoe_ops.ops.__all__ if name.startswith("grouped_gemm_nt_")]
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in config.VARIABLES:
+        monkeypatch.delenv(variable.name, raising=False)
+
+
+def invoke(*arguments: str, **options: object):
+    sizes = {**SMALL, **{name.replace("_", "-"): value for name, value in options.items()}}
+    flags = [text for name, value in sizes.items() for text in (f"--{name}", str(value))]
+    return CliRunner().invoke(main, ["plan", *flags, *arguments])
+
+
+def document(*arguments: str, **options: object) -> dict:
+    done = invoke("--json", *arguments, **options)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.output)
+
+
+def call_of(sizes: tuple[int, ...], recipe: str, target: str) -> memory.Call:
+    return memory.Call(*sizes, RECIPES[recipe], packed=target == "sm100")
+
+
+def inputs(call: memory.Call, target: str):
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(call.tokens, call.hidden, generator=g).to(torch.bfloat16)
+    local, inter = call.local_experts, call.intermediate
+    w13 = torch.randn(local, 2 * inter, call.hidden, generator=g).to(torch.bfloat16)
+    w2 = torch.randn(local, call.hidden, inter, generator=g).to(torch.bfloat16)
+    ids = routing.random_ids(call, 0)
+    weights = torch.rand(call.tokens, call.top_k, generator=g)
+    prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, call.recipe.name, target)
+    return (x, weights, ids), prepared
+
+
+# ---- numbers by hand ----
+
+
+def test_the_small_case_by_hand() -> None:
+    plan = document(recipe="fp8_block")
+    masked, contig = plan["layouts"]["masked"], plan["layouts"]["contig"]
+    assert masked["slab_rows_per_expert"] == 256 and masked["rows"] == 4 * 256
+    # 8 assignments over 4 experts: four used segments of 128 rows, and no whole one of the rest.
+    assert contig["rows"] == 128 * 4
+    # Even routing: two rows an expert.
+    assert masked["even_routing"] == {
+        "valid_rows": 8,
+        "tile_rows": 512,
+        "padding_rows": 1016,
+        "padding_share": 1016 / 1024,
+    }
+    assert contig["even_routing"]["padding_share"] == 504 / 512
+    kept = 4 * 4 + 4 * 4 * 2  # masked_m, src2dst
+    assert [stage["live_bytes"] for stage in masked["stages"]] == [
+        1024 * (256 + 2 * 4) + kept,
+        1024 * (256 + 2 * 4 + 256 * 2) + kept,
+        1024 * (256 * 2 + 128 + 4) + kept,
+        1024 * (128 + 4 + 256 * 2) + kept,
+        1024 * 256 * 2 + 4 * 256 * 2 + kept,
+    ]
+    assert masked["peak_bytes"] == masked["stages"][1]["live_bytes"]
+    kept = 512 * 4 + 4 * 4 * 2  # m_indices, src2dst
+    scratch = 4 * (256 + 2 * 4) + 2 * 4 * 4  # the quantised tokens; counts and offsets
+    assert contig["stages"][0]["live_bytes"] == 512 * (256 + 2 * 4) + kept + scratch
+    assert contig["peak_bytes"] == 512 * (256 + 2 * 4 + 256 * 2) + kept
+    assert plan["weight_bytes"] == 4 * (3 * 128 * 256 + 4 * (2 * 2 + 2 * 1))
+    # 8 rows through 2 * 3 * 128 * 256 operations
+    assert masked["flops"] == contig["flops"] == 8 * 6 * 128 * 256
+    assert plan["floor_seconds"] == pytest.approx(4 * 3 * 128 * 256 / 4.8e12)
+
+
+def test_the_choice_of_the_small_case() -> None:
+    choice = document()["choice"]
+    assert (choice["layout"], choice["decided_by"]) == ("masked", "slab against budget")
+    assert [link["layout"] for link in choice["chain"]] == [None, None, None, None, "masked"]
+    plan = document(device_memory_gib=0.001)
+    assert plan["choice"]["layout"] == "contig"
+    assert plan["slab_bytes"] > plan["budget_bytes"] == int(int(0.001 * 2**30) * 0.25)
+    few = document(tokens=1, top_k=1, experts=8)["choice"]
+    assert (few["layout"], few["decided_by"]) == ("contig", "rows against experts")
+    cpu = document(gpu="cpu")
+    assert (cpu["choice"]["layout"], cpu["choice"]["decided_by"]) == ("contig", "device")
+    assert cpu["floor_seconds"] is None and cpu["layouts"]["masked"]["seconds"] is None
+    forced = document(layout="masked", gpu="cpu")["choice"]
+    assert (forced["layout"], forced["decided_by"]) == ("masked", "argument")
+    assert {link["says"] for link in forced["chain"][1:]} == {"not reached"}
+
+
+def test_the_environment_decides_and_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DGMOE_LAYOUT", "contig")
+    choice = document()["choice"]
+    assert (choice["layout"], choice["decided_by"]) == ("contig", "DGMOE_LAYOUT")
+    monkeypatch.setenv("DGMOE_LAYOUT", "both")
+    done = invoke()
+    assert done.exit_code == 1 and "DGMOE_LAYOUT must be one of" in done.output
+
+
+def test_scales_are_those_that_the_gpu_takes() -> None:
+    assert document(gpu="H200")["call"]["packed"] is False
+    plan = document(gpu="b200")
+    assert plan["call"]["packed"] is True and not plan["illegal"]
+    # Two groups of 128: two floats a row, or one word.
+    rows = plan["layouts"]["masked"]["rows"]
+    assert plan["layouts"]["masked"]["stages"][0]["tensors"]["scale"] == rows * 4
+
+
+# ---- bytes against real tensors ----
+
+
+@pytest.mark.parametrize("layout", planning.LAYOUTS)
+@pytest.mark.parametrize(("recipe", "target"), KINDS)
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+def test_bytes_are_those_that_the_ops_allocate(sizes, recipe, target, layout) -> None:
+    call = call_of(sizes, recipe, target)
+    (x, weights, ids), prepared = inputs(call, target)
+    w13, w13_scale, w2, w2_scale = prepared.tensors
+    assert prepared.nbytes == call.local_experts * sum(call.weight_bytes_per_expert())
+    stages = layer.Stages(
+        recipe=call.recipe,
+        masked=layout == "masked",
+        form=call.form,
+        experts=call.local_experts,
+        expert_start=0,
+        padded_hidden=w13.shape[2],
+        expected_m=1,
+    )
+    placed = layer.place(stages, x, ids)
+    gate_up = layer.gemm(stages, placed.rows, placed.scale, w13, w13_scale, placed.where)
+    act, act_scale = layer.activate(stages, gate_up, placed.where)
+    y = layer.gemm(stages, act, act_scale, w2, w2_scale, placed.where)
+    out = dgmoe_ops.ops.post_reorder_deepgemm(y, placed.src2dst, weights, hidden_size=call.hidden)
+    outputs = [placed, (gate_up,), (act, act_scale), (y,), (out,)]
+    for stage, tensors in zip(memory.stages(call, layout), outputs, strict=True):
+        real = [0 if t is None else t.untyped_storage().nbytes() for t in tensors]
+        assert list(stage.tensors.values()) == real, stage
+    assert placed.rows.numel() == call.rows(layout) * call.padded_hidden
+
+
+def allocated_at_most(run) -> int:
+    """The most bytes that are allocated at one time while `run` runs, from the allocator's log."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        kept = run()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = most = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        most = max(most, now)
+    assert kept is not None and events
+    return most
+
+
+@pytest.mark.parametrize("layout", planning.LAYOUTS)
+@pytest.mark.parametrize(("recipe", "target"), KINDS)
+@pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
+def test_peak_is_what_the_allocator_sees(monkeypatch, sizes, recipe, target, layout) -> None:
+    call = call_of(sizes, recipe, target)
+    tokens, prepared = inputs(call, target)
+    named = {"recipe": recipe, "num_experts": call.experts, "layout": layout}
+    # The allocations of a GEMM without the workspace of the CPU kernel: as on CUDA.
+    for name in GEMMS:
+        allocate = getattr(torch.ops.dgmoe, f"_{name}_out").default
+        monkeypatch.setattr(layer, name, allocate)
+
+    def run() -> torch.Tensor:
+        return dgmoe_ops.fused_moe_inline(*tokens, *prepared.tensors, **named)
+
+    run()
+    assert allocated_at_most(run) == memory.peak(call, layout)
+
+
+# ---- the choice is the layer's ----
+
+
+@given(
+    layout=st.sampled_from(["auto", "auto", "masked", "contig"]),
+    tokens=st.integers(0, 20000),
+    top_k=st.integers(1, 10),
+    experts=st.integers(1, 512),
+    recipe=st.sampled_from(sorted(RECIPES)),
+    memory_bytes=st.none() | st.integers(2**20, 2**38),
+)
+def test_the_layer_takes_what_is_explained(
+    layout, tokens, top_k, experts, recipe, memory_bytes
+) -> None:
+    call = memory.Call(tokens, experts, experts, 1024, 512, top_k, RECIPES[recipe])
+    facts = call.facts(layout, memory_bytes)
+    explained = layouts.explain_layout(facts)
+    decisive = [link for link in explained.links if link.layout is not None]
+    assert [(link.name, link.layout) for link in decisive] == [
+        (explained.decided_by, explained.layout)
+    ]
+    assert explained.layout == layouts.choose_layout(facts)
+    device = torch.device("cpu" if memory_bytes is None else "cuda:0")
+    w13 = SimpleNamespace(shape=(experts, 1024, 1024), device=device)
+    w2 = SimpleNamespace(shape=(experts, 1024, 512))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layer, "_device_memory", lambda device: memory_bytes)
+        taken = layer.resolve_layout(layout, tokens, top_k, w13, w2, RECIPES[recipe])
+    assert taken == explained.layout
+
+
+# ---- work and routing ----
+
+
+def test_roofline_is_the_longer_of_moving_and_computing() -> None:
+    gpu = GPUS["H200"]
+    assert work.Work("x", 48 * 10**8, 0).seconds(gpu, True) == pytest.approx(1e-3)
+    assert work.Work("x", 1, 1979 * 10**9).seconds(gpu, True) == pytest.approx(1e-3)
+    assert work.Work("x", 1, 989 * 10**9).seconds(gpu, False) == pytest.approx(1e-3)
+
+
+def test_moved_bytes_by_hand() -> None:
+    call = memory.Call(4, 4, 4, 256, 128, 2, RECIPES["fp8_block"])
+    w13, w2 = 2 * 128 * 256 + 4 * 2 * 2, 256 * 128 + 4 * 2 * 1
+    x, act, gate_up, y = 256 + 8, 128 + 4, 512, 512
+    index = 4 * 8
+    tokens = 4 * 512
+    assert [part.moved for part in work.work(call, "masked", [2, 2, 2, 2])] == [
+        tokens + 8 * x + 2 * index,
+        8 * (x + gate_up) + 4 * w13,
+        8 * (gate_up + act),
+        8 * (act + y) + 4 * w2,
+        8 * y + 2 * index + tokens,
+    ]
+    first = work.work(call, "contig", [8, 0, 0, 0])
+    assert first[0].moved == tokens + 8 * x + 2 * index + 2 * 4 * x
+    assert first[1].moved == 8 * (x + gate_up) + w13
+
+
+def test_row_counts_count_a_token_once_and_only_here() -> None:
+    ids = torch.tensor([[0, 0], [1, -1], [0, 7], [2, 1]])
+    assert routing.row_counts(ids, 3) == [2, 2, 1]
+    call = memory.Call(5, 4, 3, 8, 8, 2, RECIPES["bf16"])
+    assert routing.row_counts(routing.even_ids(call), 3) == [3, 3, 2]
+    drawn = routing.random_ids(call, 3)
+    assert torch.equal(drawn, routing.random_ids(call, 3))
+    assert all(len(set(row)) == 2 for row in drawn.tolist())
+
+
+# ---- the command ----
+
+
+def test_the_tables_say_what_the_document_says() -> None:
+    plan, done = document(), invoke()
+    assert done.exit_code == 0
+    peaks = [f"{layout['peak_bytes']:,} B" for layout in plan["layouts"].values()]
+    for text in (*peaks, "decided by slab against budget", "roofline time", "H200 datasheet"):
+        assert text in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"local_experts": 5}, "--local-experts 5 is more than --experts 4"),
+        ({"top_k": 5}, "--top-k 5 is more than --experts 4"),
+        ({"gpu": "cpu", "device_memory_gib": 3}, "a CPU has no slab budget"),
+        ({"recipe": "fp4"}, "'fp4' is not one of 'bf16', 'fp8_block'"),
+    ],
+)
+def test_impossible_calls_are_refused(options: dict, said: str) -> None:
+    done = invoke(**options)
+    assert done.exit_code == 2 and said in done.output
+
+
+def test_no_tokens_is_a_plan() -> None:
+    plan = document(tokens=0)
+    assert plan["choice"]["layout"] == "contig" and plan["layouts"]["contig"]["rows"] == 0
+    assert invoke(tokens=0).exit_code == 0
+
+
+def test_plot_draws_a_random_and_a_given_routing(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    drawn = document("--plot", str(tmp_path / "random.png"), seed=5)["plot"]
+    assert drawn["layouts"]["masked"]["valid_rows"] == 8
+    assert (tmp_path / "random.png").read_bytes().startswith(b"\x89PNG")
+    ids = tmp_path / "ids.json"
+    ids.write_text("[[0, 0], [1, -1], [0, 7], [2, 1]]")
+    drawn = document("--plot", str(tmp_path / "given.svg"), "--routing", str(ids))["plot"]
+    assert drawn["layouts"]["contig"]["valid_rows"] == 5
+    assert drawn["layouts"]["contig"]["tile_rows"] == 3 * 128
+    ids.write_text("[[0, 1]]")
+    done = invoke("--plot", str(tmp_path / "given.svg"), "--routing", str(ids))
+    assert done.exit_code == 2 and "must have 4 tokens of 2 ids, got (1, 2)" in done.output
+    ids.write_text("no list")
+    assert invoke("--plot", str(tmp_path / "x.svg"), "--routing", str(ids)).exit_code == 2
+
+
+def test_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.delitem(sys.modules, "dgmoe_ops.cli.drawing", raising=False)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    done = invoke("--plot", str(tmp_path / "x.png"))
+    assert done.exit_code == 1 and "pip install matplotlib" in done.output
+
+
+def test_the_module_runs_and_says_what_it_lacks() -> None:
+    code = (
+        "import sys, runpy; sys.modules['click'] = None; sys.argv = ['dgmoe_ops', 'doctor'];"
+        "runpy.run_module('dgmoe_ops', run_name='__main__')"
+    )
+    root = Path(dgmoe_ops.__file__).parents[1]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "needs click, which is not installed: pip install click rich" in done.stderr
+    assert "Traceback" not in done.stderr

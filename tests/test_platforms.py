@@ -1,0 +1,128 @@
+"""The table of what runs where: every cell, written out, and errors that name what would work."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from dgmoe_ops import config, platforms, prepare, recipes
+from dgmoe_ops.backends import deep_gemm
+
+BOTH = {"masked", "contig"}
+#: (arch, recipe, scale form) -> layouts; what is not here is illegal everywhere.
+LEGAL = {
+    ("cpu", "bf16", "none"): BOTH,
+    ("cpu", "fp8_block", "block_fp32"): BOTH,
+    ("cpu", "fp8_block", "packed_ue8m0"): BOTH,
+    (90, "bf16", "none"): BOTH,
+    (90, "fp8_block", "block_fp32"): BOTH,
+    (100, "bf16", "none"): BOTH,
+    (100, "fp8_block", "packed_ue8m0"): BOTH,
+    (103, "bf16", "none"): BOTH,
+    (103, "fp8_block", "packed_ue8m0"): BOTH,
+    (120, "bf16", "none"): {"contig"},
+    (120, "fp8_block", "packed_ue8m0"): {"contig"},
+    (121, "bf16", "none"): {"contig"},
+    (121, "fp8_block", "packed_ue8m0"): {"contig"},
+}
+ARCHS = ("cpu", 70, 80, 89, 90, 100, 103, 110, 120, 121, 130)
+
+
+@pytest.mark.parametrize("arch", ARCHS, ids=str)
+@pytest.mark.parametrize("cell", list(platforms.all_cells()), ids=lambda cell: "-".join(cell))
+def test_every_cell(arch: int | str, cell: platforms.Cell) -> None:
+    legal = cell.layout in LEGAL.get((arch, cell.recipe, cell.scale_form), ())
+    assert platforms.is_legal(arch, *cell) == legal
+    if legal:
+        platforms.check(arch, *cell)
+        return
+    with pytest.raises(ValueError) as refused:
+        platforms.check(arch, *cell)
+    message = str(refused.value)
+    named = [name for name in (cell.recipe, platforms.arch_name(arch)) if name not in message]
+    platform = platforms.platform_of(arch)
+    assert not named or platform.name in message, message
+    assert " runs " in message
+
+
+def test_the_names_are_the_packages_own() -> None:
+    assert set(platforms.RECIPES) == set(recipes.RECIPES)
+    assert {"auto", *platforms.LAYOUTS} == set(config.LAYOUTS)
+    targets = {p.target for p in platforms.PLATFORMS if p.target}
+    assert targets == set(prepare.TARGETS)
+    for recipe in recipes.RECIPES.values():
+        forms = {c.scale_form for c in platforms.all_cells() if c.recipe == recipe.name}
+        used = {
+            f for p in platforms.PLATFORMS for f in platforms.scale_forms(p.archs[0], recipe.name)
+        }
+        assert used <= forms and ("none" not in used) == recipe.quantized
+
+
+@pytest.mark.parametrize("platform", platforms.PLATFORMS, ids=lambda platform: platform.name)
+def test_the_table_is_frozen(platform: platforms.Platform) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        platform.cells = frozenset()
+    assert isinstance(platform.cells, frozenset)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "would_work"),
+    [
+        ((90, "fp8_block", "masked", "packed_ue8m0"), "masked with weight scales block_fp32"),
+        ((100, "fp8_block", "contig", "block_fp32"), "contig with weight scales packed_ue8m0"),
+        ((103, "bf16", "masked", "block_fp32"), "masked with weight scales none"),
+        ((120, "fp8_block", "masked", "packed_ue8m0"), "contig with weight scales packed_ue8m0"),
+        ((121, "bf16", "masked", "none"), 'target="sm120"'),
+        (("cpu", "fp8_block", "masked", "none"), "block_fp32 or packed_ue8m0"),
+        ((110, "bf16", "contig", "none"), "bf16 runs on CPU, SM90, SM100/103, SM120/121"),
+        ((80, "fp8_block", "contig", "block_fp32"), "got SM80; fp8_block runs on CPU, SM90"),
+    ],
+)
+def test_errors_name_what_would_work(wanted: tuple, would_work: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        platforms.check(*wanted)
+    assert would_work in str(refused.value)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if isinstance(arch, int)])
+def test_what_an_error_offers_is_legal(arch: int) -> None:
+    for recipe in platforms.RECIPES:
+        for form in platforms.scale_forms(arch, recipe):
+            assert any(
+                platforms.is_legal(arch, recipe, layout, form)
+                for layout in platforms.layouts_of(arch, recipe)
+            )
+
+
+@pytest.mark.parametrize(
+    ("cell", "said"),
+    [
+        (("mxfp8", "masked", "none"), "recipe must be one of bf16, fp8_block, got 'mxfp8'"),
+        (("bf16", "auto", "none"), "layout must be one of masked, contig, got 'auto'"),
+        (("bf16", "masked", "fp32"), "scale_form must be one of none, block_fp32, packed_ue8m0"),
+    ],
+)
+def test_unknown_names_are_refused(cell: tuple, said: str) -> None:
+    with pytest.raises(ValueError, match="dgmoe_ops.platforms") as refused:
+        platforms.check("cpu", *cell)
+    assert said in str(refused.value)
+
+
+def test_the_backend_takes_the_scales_of_the_table() -> None:
+    """The forms that DeepGEMM is given are those that the table calls legal."""
+    import torch
+
+    block = torch.ones(2, 1, 1)
+    row = torch.zeros(2, 4, dtype=torch.int32).as_strided((2, 4, 1), (4, 1, 4))
+    fp32 = torch.ones(8).as_strided((2, 4, 1), (4, 1, 4))
+    given = {"block_fp32": (fp32, block), "packed_ue8m0": (row, row)}
+    for arch in (90, 100, 103, 110, 120, 121):
+        legal = platforms.scale_forms(arch, "fp8_block")
+        for form, (a_scale, b_scale) in given.items():
+            call = ("grouped_gemm_nt_f8f8bf16_masked", arch // 10, a_scale, b_scale, None, None)
+            if form in legal:
+                deep_gemm.check_scales(*call)
+            else:
+                with pytest.raises(ValueError, match="SM"):
+                    deep_gemm.check_scales(*call)
