@@ -139,6 +139,16 @@ inline WeightMatrix weight_matrix(const Tensor& weights) {
   return {data_of(weights), kind, weights.stride(0), weights.stride(1)};
 }
 
+// The first `rows` rows of a contiguous matrix, as a view.
+inline Tensor first_rows(const Tensor& matrix, int64_t rows) {
+  const int64_t sizes[2] = {rows, matrix.size(1)};
+  const int64_t strides[2] = {matrix.stride(0), matrix.stride(1)};
+  AtenTensorHandle handle = nullptr;
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes, strides, 0, &handle));
+  return Tensor(handle);
+}
+
 // The tensor itself, or a contiguous copy where that makes each row contiguous and start on 16
 // bytes. Rows whose length is no multiple of 16 bytes stay as they are: kernels look at the stride.
 inline Tensor with_aligned_rows(const Tensor& tensor) {
