@@ -19,12 +19,18 @@ uint8_t float_to_e4m3(uint32_t bits) { return dgmoe::float_to_e4m3(bits_float(bi
 uint32_t e4m3_to_float(uint8_t code) { return float_bits(dgmoe::e4m3_to_float(code)); }
 uint8_t float_to_ue8m0(uint32_t bits) { return dgmoe::float_to_ue8m0(bits_float(bits)); }
 uint32_t ue8m0_to_float(uint8_t byte) { return float_bits(dgmoe::ue8m0_to_float(byte)); }
-uint32_t group_scale(uint32_t amax, bool power) { return float_bits(dgmoe::group_scale(amax, power).scale); }
-uint8_t group_exponent(uint32_t amax, bool power) { return dgmoe::group_scale(amax, power).exponent; }
+uint32_t group_scale(uint32_t amax, bool power) {
+  return float_bits(dgmoe::group_scale(amax, power).scale);
+}
+uint8_t group_exponent(uint32_t amax, bool power) {
+  return dgmoe::group_scale(amax, power).exponent;
+}
 uint32_t group_multiplier(uint32_t amax, bool power) {
   return float_bits(dgmoe::group_scale(amax, power).multiplier);
 }
-uint8_t quantize(uint32_t x, uint32_t multiplier) { return dgmoe::quantize(bits_float(x), bits_float(multiplier)); }
+uint8_t quantize(uint32_t x, uint32_t multiplier) {
+  return dgmoe::quantize(bits_float(x), bits_float(multiplier));
+}
 float exp_f32(float x) { return dgmoe::exp_f32(x); }
 float silu(float x) { return dgmoe::silu(x); }
 
@@ -49,14 +55,13 @@ PYBIND11_MODULE(numerics_bind, m) {
   m.def("round_up", [](int64_t a, int64_t b) { return dgmoe::round_up(a, b); });
   m.def("tma_aligned", [](int64_t mn) { return dgmoe::tma_aligned(mn); });
   m.def("slab_rows", [](int64_t tokens) { return dgmoe::slab_rows(tokens); });
-  m.def("contig_rows",
-        [](int64_t assignments, int64_t experts, int64_t alignment) {
-          return dgmoe::contig_rows(assignments, experts, alignment);
-        });
+  m.def("contig_rows", [](int64_t assignments, int64_t experts, int64_t alignment) {
+    return dgmoe::contig_rows(assignments, experts, alignment);
+  });
   m.def("scale_offset", [](int64_t form, int64_t groups, int64_t batch_stride, int64_t row_stride,
                            int64_t column_stride, int64_t batch, int64_t row, int64_t column) {
-    const dgmoe::ScaleLayout layout{static_cast<dgmoe::ScaleForm>(form), groups, batch_stride, row_stride,
-                                    column_stride};
+    const dgmoe::ScaleLayout layout{static_cast<dgmoe::ScaleForm>(form), groups, batch_stride,
+                                    row_stride, column_stride};
     return layout.at(batch, row, column);
   });
   m.def("local_expert", [](int64_t id, int64_t expert_start, int64_t experts) {
