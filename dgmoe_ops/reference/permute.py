@@ -146,7 +146,7 @@ def ep_scatter_ref(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     total = contig_total(topk_ids.numel(), num_local_experts, alignment)
     routed = _route(topk_ids, num_local_experts, expert_start)
-    source = x.contiguous().view(torch.uint8)
+    source = x.clone(memory_format=torch.contiguous_format).view(torch.uint8)
     rows = poison_rows((total, x.shape[1]), x.dtype)
     target = rows.view(torch.uint8)
     m_indices = torch.full((total,), -1, dtype=torch.int32)
