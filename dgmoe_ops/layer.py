@@ -18,7 +18,7 @@ import torch
 
 from ._layer_contract import check_layer, check_out
 from .layouts import LayoutFacts, ScaleForm, choose_layout, expected_rows
-from .ops._registry import NAMESPACE, inference_only
+from .ops._registry import NAMESPACE, fake_of
 from .ops.activation import (
     silu_and_mul,
     silu_and_mul_post_quant_contig,
@@ -279,10 +279,6 @@ def fused_moe(
     )
 
 
-def _fused_moe_fake(hidden_states, *args, **kwargs):
-    return hidden_states.new_empty(tuple(hidden_states.shape))
-
-
 def _fused_moe_out(*args, **kwargs):
     fused_moe_inline(*args, **kwargs)
 
@@ -299,7 +295,13 @@ _LIBRARY.define(f"fused_moe.out({_ARGUMENTS}, Tensor(a!) out) -> ()")
 for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("fused_moe", fused_moe_inline, _key)
     _LIBRARY.impl("fused_moe.out", _fused_moe_out, _key)
-torch.library.register_fake("dgmoe::fused_moe", _fused_moe_fake, lib=_LIBRARY)
-torch.library.register_fake("dgmoe::fused_moe.out", lambda *args, **kwargs: None, lib=_LIBRARY)
-inference_only(torch.ops.dgmoe.fused_moe.default)
-inference_only(torch.ops.dgmoe.fused_moe.out)
+
+
+@fake_of("fused_moe")
+def _fused_moe_fake(hidden_states, *args, **kwargs):
+    return hidden_states.new_empty(tuple(hidden_states.shape))
+
+
+@fake_of("fused_moe.out")
+def _fused_moe_out_fake(*args, **kwargs):
+    return None

@@ -16,7 +16,7 @@ TARGETS = ("cpu", "sm90", "sm100", "sm120")
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MoEWeights:
     """Prepared weights of one layer, in the argument order of `fused_moe`.
 
@@ -114,6 +114,9 @@ def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> Recipe:
     inter = rows // 2
     if tuple(w2.shape) != (experts, hidden, inter):
         _fail("w2", f"have shape {(experts, hidden, inter)}", tuple(w2.shape))
+    for arg, tensor in (("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
+        if tensor is not None and tensor.device != w13.device:
+            _fail(arg, f"be on the device of w13 ({w13.device})", tensor.device)
     for arg, weight, scale, shape in (
         (
             "w13",
@@ -174,7 +177,7 @@ def prepare_weights(
 
     Returns:
         `MoEWeights`. Sizes are padded to the recipe's multiple with zeros, which contribute
-        nothing.
+        nothing. What needs neither padding nor conversion is shared with the arguments, not copied.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank, size or value, or weights were prepared
@@ -191,6 +194,7 @@ def prepare_weights(
     if w2 is None:
         _fail("w2", "be given", None)
     chosen = _check(w13, w13_scale, w2, w2_scale, recipe, target)
+    w13, w2 = w13.detach(), w2.detach()
     experts, rows, hidden = w13.shape
     inter = rows // 2
     padded_inter = round_up(inter, chosen.k_multiple)

@@ -2,6 +2,8 @@
 // i), sum)) * factor.
 #pragma once
 
+#include <cmath>
+
 #include "../common/check.h"
 
 namespace dgmoe {
@@ -50,6 +52,8 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   check.size("topk_weights", topk_weights, 0, rows.size(0), "the tokens");
   check.size("topk_weights", topk_weights, 1, rows.size(1), "the slots of a token");
   check.same_device("topk_weights", topk_weights, "y", y);
+  // An infinite factor would make NaN of a token without a row.
+  check.that(std::isfinite(factor), "routed_scaling_factor", "be finite", factor);
   const int64_t width = y.size(y.dim() - 1);
   const int64_t hidden = hidden_size.has_value() ? *hidden_size : width;
   check.that(hidden >= 0 && hidden <= width, "hidden_size",
@@ -63,6 +67,8 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
     check.contiguous("out", *given_out);
     check.that(reinterpret_cast<uintptr_t>(data_of(*given_out)) % 16 == 0, "out",
                "start on 16 bytes", "another address");
+    check.that(!may_overlap(*given_out, y) && !may_overlap(*given_out, topk_weights), "out",
+               "share no memory with y and topk_weights", "a tensor that does");
   }
   // A slab is read as experts * m rows, so its experts must stand one after the other.
   const bool flat = y.dim() == 2 || y.stride(0) == y.size(1) * y.stride(1);

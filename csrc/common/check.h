@@ -73,6 +73,11 @@ class Check {
     that(false, arg, "be at least " + std::to_string(least), value);
   }
 
+  // Sizes and counts: bounded above too, so that no product of two of them wraps.
+  void count(const char* arg, int64_t value) const {
+    that(value >= 0 && value <= INT32_MAX, arg, "be at least 0 and below 2^31", value);
+  }
+
   void contiguous(const char* arg, const Tensor& tensor) const {
     if (tensor.is_contiguous()) return;
     std::ostringstream strides;
@@ -118,6 +123,7 @@ class Check {
   // The padded width of `k` columns: `padded` where given, else k.
   int64_t padded(const char* arg, std::optional<int64_t> padded, int64_t k) const {
     if (!padded.has_value()) return k;
+    count(arg, *padded);
     that(*padded >= k, arg, "be at least the number of columns, " + std::to_string(k), *padded);
     return *padded;
   }

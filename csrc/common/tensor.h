@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -147,6 +148,32 @@ inline Tensor first_rows(const Tensor& matrix, int64_t rows) {
   STABLE_TORCH_ERROR_CODE_CHECK(
       aoti_torch__reinterpret_tensor(matrix.get(), 2, sizes, strides, 0, &handle));
   return Tensor(handle);
+}
+
+// out = a @ b. Into a given tensor: autocast would cast the operands of the plain product.
+inline void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
+  std::array<StableIValue, 3> stack{torch::stable::detail::from(a), torch::stable::detail::from(b),
+                                    torch::stable::detail::from(out)};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("aten::mm", "out", stack.data(), TORCH_ABI_VERSION));
+  torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference off the stack
+}
+
+// Whether two tensors may share memory: their extents in bytes meet.
+inline bool may_overlap(const Tensor& a, const Tensor& b) {
+  uintptr_t begin[2];
+  uintptr_t end[2];
+  const Tensor* tensors[2] = {&a, &b};
+  for (int i = 0; i < 2; ++i) {
+    int64_t last = 0;
+    for (int64_t d = 0; d < tensors[i]->dim(); ++d) {
+      if (tensors[i]->size(d) == 0) return false;
+      last += (tensors[i]->size(d) - 1) * tensors[i]->stride(d);
+    }
+    begin[i] = reinterpret_cast<uintptr_t>(data_of(*tensors[i]));
+    end[i] = begin[i] + (last + 1) * tensors[i]->element_size();
+  }
+  return begin[0] < end[1] && begin[1] < end[0];
 }
 
 // The tensor itself, or a contiguous copy where that makes each row contiguous and start on 16

@@ -229,7 +229,8 @@ void multiply_panels(const Product& product) {
 
 // The many-row product: the machine's own, on one expert's widened weight.
 void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, uint16_t* d) {
-  const Tensor sums = torch::stable::matmul(first_rows(a, rows), torch::stable::transpose(b, 0, 1));
+  Tensor sums = empty({rows, b.size(0)}, ScalarType::Float, a);
+  matmul_into(sums, first_rows(a, rows), torch::stable::transpose(b, 0, 1));
   const int64_t count = rows * sums.size(1);
   const float* in = static_cast<const float*>(data_of(sums));
   parallel_items(count, 1, [&](int64_t begin, int64_t end) { round_to_bf16(in, begin, end, d); });

@@ -55,7 +55,7 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
              x_scale.has_value() ? "a tensor" : "None");
   check.ids("topk_ids", topk_ids, "x", x);
   check.size("topk_ids", topk_ids, 0, x.size(0), "the tokens of x");
-  check.at_least("num_local_experts", num_local_experts, 0);
+  check.count("num_local_experts", num_local_experts);
   check.at_least("expert_start", expert_start, 0);
   const ScaleForm form = check.scale_form(scale_form);
   // Bounded, so that no row count can wrap.

@@ -33,10 +33,11 @@ struct MoeDispatchIndexCall {
 inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor& topk_ids,
                                                 int64_t num_local_experts, int64_t m_max,
                                                 int64_t expert_start) {
-  check.at_least("num_local_experts", num_local_experts, 0);
+  check.count("num_local_experts", num_local_experts);
   check.at_least("expert_start", expert_start, 0);
   const int64_t tokens = topk_ids.size(0);
   check.at_least("m_max", m_max, tokens);
+  check.count("m_max", m_max);
   // Divided, since the product of two large arguments would wrap.
   check.that(num_local_experts == 0 || m_max <= INT32_MAX / num_local_experts, "m_max",
              "keep num_local_experts * m_max below 2^31", m_max);

@@ -28,7 +28,7 @@ inline UnpackUe8m0Call plan_unpack_ue8m0(const Tensor& packed, int64_t groups) {
   check.dtype("packed", packed, {ScalarType::Int});
   const int64_t dim = packed.dim();
   if (dim != 3) check.dim("packed", packed, 2, "(mn, words) or (batch, mn, words)");
-  check.at_least("groups", groups, 0);
+  check.count("groups", groups);
   check.size("packed", packed, dim - 1, ceil_div(groups, kGroupsPerWord), "four groups a word");
   Sizes sizes(packed.sizes().begin(), packed.sizes().end());
   sizes[dim - 1] = groups;
