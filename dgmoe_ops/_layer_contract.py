@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 from .config import LAYOUTS
@@ -64,6 +66,7 @@ def check_layer(
     num_experts: int | None,
     expert_start: int,
     activation: str,
+    routed_scaling_factor: float,
     layout: str,
 ) -> tuple[Recipe, int]:
     """Check every argument of the layer; return the recipe and the global number of experts."""
@@ -73,6 +76,9 @@ def check_layer(
         _fail("activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
     if layout not in LAYOUTS:
         _fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    # While compiling the factor may be symbolic; the combining op looks at it again.
+    if not torch.compiler.is_compiling() and not math.isfinite(routed_scaling_factor):
+        _fail("routed_scaling_factor", "be finite", routed_scaling_factor)
     chosen = RECIPES[recipe]
 
     _dtype("hidden_states", hidden_states, (torch.bfloat16,))

@@ -180,6 +180,7 @@ def fused_moe_inline(
         num_experts,
         expert_start,
         activation,
+        routed_scaling_factor,
         layout,
     )
     if out is not None:

@@ -50,14 +50,17 @@ def contig_rows(assignments, experts, alignment=CONTIG_ALIGNMENT):
     `alignment`."""
     if experts == 0:
         return 0
-    used = torch.sym_min(assignments, experts)
+    smaller = min if torch.compiler.is_dynamo_compiling() else torch.sym_min
+    used = smaller(assignments, experts)
     return alignment * (used + (assignments - used) // alignment)
 
 
 def expected_rows(tokens, top_k: int, num_experts: int):
     """Rows an expert has under even routing: the hint that DeepGEMM picks its tile by. At least
     1."""
-    return torch.sym_max(1, ceil_div(tokens * top_k, max(1, num_experts)))
+    # Dynamo of 2.10 takes sym_max of plain ints for a graph node; it turns max of SymInts into one.
+    larger = max if torch.compiler.is_dynamo_compiling() else torch.sym_max
+    return larger(1, ceil_div(tokens * top_k, max(1, num_experts)))
 
 
 def scale_sizes_and_strides(batch, mn, groups, form: int):
@@ -127,7 +130,7 @@ class LayoutExplanation(NamedTuple):
 
 def _decide(facts: LayoutFacts) -> tuple[str, str]:
     """The link of the chain that decides, by its name in `_SAYS`, and the layout."""
-    argument, tokens, top_k, experts, _, _, _, memory_bytes = facts
+    argument, tokens, top_k, experts, hidden, inter, quantized, memory_bytes = facts
     if argument != "auto":
         return "argument", argument
     override = config.layout_override()
@@ -139,7 +142,9 @@ def _decide(facts: LayoutFacts) -> tuple[str, str]:
     if tokens * top_k * 8 <= experts:
         return "rows against experts", "contig"
     # Where the slab fits, masked wins: it pads no expert to the alignment.
-    fits = facts.slab_bytes <= facts.budget_bytes
+    # Not the properties of `facts`: Dynamo of 2.10 does not follow those of a NamedTuple.
+    slab = masked_bytes(tokens, experts, hidden, inter, quantized)
+    fits = slab <= int(memory_bytes * config.masked_memory_fraction())
     return "slab against budget", "masked" if fits else "contig"
 
 

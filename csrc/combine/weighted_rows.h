@@ -71,13 +71,15 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
                "share no memory with y and topk_weights", "a tensor that does");
   }
   // A slab is read as experts * m rows, so its experts must stand one after the other.
-  const bool flat = y.dim() == 2 || y.stride(0) == y.size(1) * y.stride(1);
+  // The stride of a dimension of one says nothing: experts of one row are rows themselves.
+  const bool single = y.dim() == 3 && y.size(1) == 1;
+  const bool flat = y.dim() == 2 || single || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));
   Tensor out =
       given_out.has_value() ? *given_out : empty({rows.size(0), hidden}, ScalarType::BFloat16, y);
   WeightedRowsPlan plan{static_cast<const uint16_t*>(data_of(in)),
                         y.dim() == 3 ? y.size(0) * y.size(1) : y.size(0),
-                        in.stride(in.dim() - 2),
+                        in.stride(single ? 0 : in.dim() - 2),
                         id_matrix(rows),
                         topk_ids.has_value() ? id_matrix(*topk_ids) : IdMatrix{},
                         weight_matrix(topk_weights),

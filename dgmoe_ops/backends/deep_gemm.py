@@ -114,37 +114,29 @@ def _resolve(op: str) -> Callable:
     return function
 
 
-def _bind(device_index: int) -> None:
-    """Let the first GPU that is used keep the library, which loads its kernels for one only.
+def _invoke(op: str, device_index: int, *args, **kwargs) -> None:
+    """Call the library's function for `op` with the device current.
 
     Raises:
-        RuntimeError: another GPU is asked for. The library would use the first one's handles.
+        RuntimeError: another GPU has used the library before. It loads its kernels for one only,
+            and would use the first one's handles.
     """
     global _home
-    if _home is None:
-        _home = device_index
-    if _home != device_index:
+    if _home not in (None, device_index):
         raise RuntimeError(
             "dgmoe_ops: DeepGEMM loads its kernels for one GPU a process; this process uses it on"
             f" cuda:{_home} and now asks for cuda:{device_index}: run one process a GPU"
         )
-
-
-def _invoke(op: str, device_index: int, *args, **kwargs) -> None:
-    """Call the library's function for `op` with the device current.
-
-    The first call that returns also proves that the wheel fits.
-    """
-    if device_index != _home:
-        _bind(device_index)
     if device_index >= 0 and device_index != torch.cuda.current_device():
         with torch.cuda.device(device_index):
             _call(op, *args, **kwargs)
     else:
         _call(op, *args, **kwargs)
+    _home = device_index
 
 
 def _call(op: str, *args, **kwargs) -> None:
+    """Call the library's function for `op`; the first call that returns proves that it fits."""
     function = _proven.get(op)
     if function is not None:
         function(*args, **kwargs)
@@ -190,16 +182,19 @@ def is_mn_major(scale: torch.Tensor) -> bool:
 
 
 def with_tma_strides(scale: torch.Tensor) -> torch.Tensor:
-    """View a single column of scales with the strides that TMA wants.
+    """View scales of one column or of one expert with the strides that TMA wants.
 
     The stride of a size-1 dimension is lost in copies and conversions, and the library insists.
     """
     *batch, rows, columns = scale.shape
-    if columns != 1 or rows % TMA_ELEMENTS or (rows != 1 and scale.stride(-2) != 1):
+    if rows % TMA_ELEMENTS or (rows != 1 and scale.stride(-2) != 1):
         return scale
-    if batch and batch[0] != 1 and scale.stride(0) != rows:
+    if columns != 1 and scale.stride(-1) != rows:
         return scale
-    return scale.as_strided(scale.shape, (*[rows] * len(batch), 1, rows))
+    if batch and batch[0] != 1 and scale.stride(0) != rows * columns:
+        return scale
+    strides = (*[rows * columns] * len(batch), 1, rows)
+    return scale if scale.stride() == strides else scale.as_strided(scale.shape, strides)
 
 
 def check_scales(
@@ -278,6 +273,9 @@ def _nothing_to_do(
     if k == 0:
         d.zero_()
         return True
+    for name, tensor in (("a", a), ("b", b)):
+        if tensor.data_ptr() % 16:
+            raise _refuse(op, name, "start on 16 bytes on CUDA", "another address")
     check_sizes(op, masked, experts, a.shape[-2], n, k, a.element_size())
     return False
 

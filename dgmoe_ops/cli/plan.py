@@ -136,7 +136,10 @@ def _memory_bytes(gpu: str, device_memory_gib: float | None) -> int | None:
         if device_memory_gib is not None:
             raise click.UsageError("--device-memory-gib is for a GPU: a CPU has no slab budget")
         return None
-    return int((device_memory_gib or GPUS[gpu].memory_gib) * planning.GIB)
+    gib = GPUS[gpu].memory_gib if device_memory_gib is None else device_memory_gib
+    if not 0 < gib < 2**20:
+        raise click.BadParameter("must be a finite size", param_hint="--device-memory-gib")
+    return int(gib * planning.GIB)
 
 
 def _drawn_ids(call: Call, file: Path | None, seed: int) -> torch.Tensor:
@@ -159,7 +162,9 @@ _COUNT = click.IntRange(min=1)
 
 
 @click.command(short_help="Which layout a call takes, why, and what it costs.")
-@click.option("--tokens", required=True, type=click.IntRange(min=0), help="rows of hidden_states")
+@click.option(
+    "--tokens", required=True, type=click.IntRange(0, 2**24), help="rows of hidden_states"
+)
 @click.option("--experts", required=True, type=_COUNT, help="experts over all ranks")
 @click.option("--hidden", required=True, type=_COUNT)
 @click.option("--intermediate", required=True, type=_COUNT)
@@ -193,7 +198,13 @@ _COUNT = click.IntRange(min=1)
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="a JSON list of lists of expert ids to draw  [default: random]",
 )
-@click.option("--seed", default=0, show_default=True, help="of the random routing to draw")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**63 - 1),
+    help="of the random routing to draw",
+)
 def plan(
     tokens: int,
     experts: int,
@@ -216,6 +227,8 @@ def plan(
         raise click.UsageError(f"--local-experts {local} is more than --experts {experts}")
     if top_k > experts:
         raise click.UsageError(f"--top-k {top_k} is more than --experts {experts}")
+    if routing_file is not None and plot is None:
+        raise click.UsageError("--routing says what --plot draws: give both")
     device = GPUS.get(gpu)
     forms = platforms.scale_forms(device.arch if device else "cpu", recipe)
     call = Call(
@@ -256,6 +269,9 @@ def _plot(file: Path, call: Call, document: dict, routing_file: Path | None, see
         ) from error
     counts = routing.row_counts(_drawn_ids(call, routing_file, seed), call.local_experts)
     source = f"routing of {routing_file.name}" if routing_file else f"random routing, seed {seed}"
-    draw(file, call, counts, _title(document), source)
+    try:
+        draw(file, call, counts, _title(document), source)
+    except (OSError, ValueError) as error:
+        raise click.ClickException(f"--plot: {error}") from error
     shares = {layout: planning.padding(call, layout, counts) for layout in planning.LAYOUTS}
     return {"file": str(file), "routing": source, "layouts": shares}

@@ -19,7 +19,7 @@ def wants_grad(tensor: torch.Tensor) -> bool:
     """Whether autograd follows the tensor, backward or forward, in the current mode."""
     if torch.is_grad_enabled() and tensor.requires_grad:
         return True
-    return forward_ad._current_level >= 0 and tensor._fw_grad(0) is not None
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
 def one_device(name: str, arg_names: list[str], args: tuple, kwargs: dict) -> None:

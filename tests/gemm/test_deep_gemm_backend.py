@@ -257,9 +257,27 @@ def test_describe_names_the_backend(pretend):
     assert backend.describe("cuda") == "DeepGEMM (not installed)"
 
 
-def test_the_first_gpu_keeps_the_library(monkeypatch):
-    monkeypatch.setattr(backend, "_home", None)
-    backend._bind(1)
-    backend._bind(1)
-    with pytest.raises(RuntimeError, match="on cuda:1 and now asks for cuda:0: run one process"):
-        backend._bind(0)
+def test_the_first_gpu_keeps_the_library(pretend, monkeypatch):
+    library = pretend(Library("m_grouped_fp8_gemm_nt_masked"))
+    backend.grouped_gemm_nt_f8f8bf16_masked(*_masked_args())
+    monkeypatch.setattr(backend, "_home", 1)
+    with pytest.raises(RuntimeError, match="on cuda:1 and now asks for cuda:-1: run one process"):
+        backend.grouped_gemm_nt_f8f8bf16_masked(*_masked_args())
+    assert len(library.calls) == 1
+
+
+def test_one_expert_needs_no_batch_stride(pretend):
+    library = pretend(Library("m_grouped_fp8_gemm_nt_masked"))
+    a, a_scale, *rest = _masked_args(experts=1)
+    loose = a_scale.as_strided(a_scale.shape, (1, *a_scale.stride()[1:]))
+    backend.grouped_gemm_nt_f8f8bf16_masked(a, loose, *rest)
+    assert library.calls[0][1][0][1].stride() == a_scale.stride()
+
+
+def test_misaligned_operands_are_refused(pretend):
+    pretend(Library("m_grouped_fp8_gemm_nt_masked"))
+    a, a_scale, b, *rest = _masked_args()
+    room = torch.empty(b.numel() + 8, dtype=torch.uint8)
+    moved = room[8:].view(b.shape).copy_(b.view(torch.uint8)).view(b.dtype)
+    with pytest.raises(ValueError, match="b must start on 16 bytes on CUDA"):
+        backend.grouped_gemm_nt_f8f8bf16_masked(a, a_scale, moved, *rest)
