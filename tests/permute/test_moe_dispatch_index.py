@@ -89,5 +89,8 @@ def test_refusals(device) -> None:
         dispatch(ids, 4, 2)
     with refused(NAME, "m_max"):
         dispatch(ids, 2**16, 2**16)
-    with refused(NAME, "m_max"):  # the product itself must not wrap
+    # No product of two counts may wrap.
+    with refused(NAME, "num_local_experts"):
         dispatch(ids, 2**33, 2**33)
+    with refused(NAME, "m_max"):
+        dispatch(ids, 4, 2**62)
