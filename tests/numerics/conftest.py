@@ -13,6 +13,7 @@ from types import ModuleType
 import numpy as np
 import pybind11
 import pytest
+from filelock import FileLock
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent.parent / "csrc"
@@ -46,7 +47,8 @@ def numerics(request: pytest.FixtureRequest) -> ModuleType:
     text = BUILD.format(cxx=cxx, includes=includes, source=source, library=library)
     (folder / "build.ninja").write_text(text)
     ninja = shutil.which("ninja") or "ninja"
-    done = subprocess.run([ninja, "-C", folder], capture_output=True, text=True, check=False)
+    with FileLock(folder / "lock"):  # several pytest workers share the folder
+        done = subprocess.run([ninja, "-C", folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     spec = importlib.util.spec_from_file_location("numerics_bind", folder / library)
     module = importlib.util.module_from_spec(spec)
