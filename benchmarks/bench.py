@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import dgmoe_ops  # noqa: F401  (registers the ops)
-from benchmarks import bench_layer, bench_ops, shapes, timing
+from benchmarks import bench_host, bench_layer, bench_ops, shapes, timing
 from benchmarks.report import RESULTS, Report, environment
 
 
@@ -192,6 +192,23 @@ def layer(
     report.show(console)
     if not right:
         context.exit(1)
+
+
+@main.command()
+@click.option("--device", default="cuda", show_default=True, help="cuda or cuda:N")
+@click.option("--json", "json_file", type=click.Path(path_type=Path), help="JSON result")
+@click.option("--markdown", "markdown_file", type=click.Path(path_type=Path))
+@click.option("--name", help="write benchmarks/results/NAME.json and NAME.md")
+@torch.inference_mode()
+def host(device: str, json_file: Path | None, markdown_file: Path | None, name: str | None) -> None:
+    """Time the host side of the GEMM ops against bare calls of the library."""
+    where = _device(device)
+    if where.type != "cuda":
+        raise click.UsageError("--device must be cuda: the library runs on GPUs only")
+    targets = _targets(json_file, markdown_file, name)
+    report, _ = _report("Host time of the GEMM ops", bench_host.COLUMNS, where, targets)
+    bench_host.run(report, where)
+    report.show(_console())
 
 
 if __name__ == "__main__":

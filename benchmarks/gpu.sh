@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Tests, sanitizers and benchmarks on a machine with a GPU, against an already built checkout. Builds nothing.
 #
-#   benchmarks/gpu.sh [tests|sanitize|ops|layer|bench|all]...      default: all; bench is ops and layer
+#   benchmarks/gpu.sh [tests|sanitize|host|ops|layer|bench|all]...   default: all; bench is host, ops and layer
 #
 # OUT             where logs and tables go (default benchmarks/results)
 # PYTHONPATH      kept: further packages (deep_gemm, a peer) may stand there
@@ -39,7 +39,7 @@ step() {  # step NAME LOG COMMAND...: appends to the log, shows its end, notes a
 
 for name in $sections; do
   case "$name" in
-    tests | sanitize | ops | layer | bench | all) ;;
+    tests | sanitize | host | ops | layer | bench | all) ;;
     *) echo "gpu.sh: no such section: $name" >&2; exit 64 ;;
   esac
 done
@@ -61,6 +61,12 @@ if wants sanitize; then
       timeout "${TOOL_SECONDS:-150}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --print-limit 20 "${options[@]}" "$python" -m benchmarks.sanitize
   done
+fi
+
+if wants host bench; then
+  : >"$OUT/host.log"
+  step host host.log timeout 120 "$python" -m benchmarks.bench host \
+    --json "$OUT/host.json" --markdown "$OUT/host.md"
 fi
 
 if wants ops bench; then

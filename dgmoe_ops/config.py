@@ -50,6 +50,25 @@ def batch_invariant() -> bool:
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
 
 
+def sanity_check() -> bool:
+    """`DGMOE_SANITY_CHECK` (default 0): 1 looks at the contents of tensors before they are used.
+
+    Ids in range, masked_m within the slab, aligned segments, scales that are powers of two where
+    the tensor core takes exponents; the first offending element is named. Waits for the device, so
+    nothing is looked at while a graph is captured.
+    """
+    return os.environ.get("DGMOE_SANITY_CHECK") == "1"
+
+
+def native_calls() -> bool:
+    """`DGMOE_NATIVE_CALLS` (default 1): 0 calls DeepGEMM through its Python functions only.
+
+    Otherwise C++ calls it directly where the release allows that, which saves host time. Read when
+    an op calls it for the first time.
+    """
+    return os.environ.get("DGMOE_NATIVE_CALLS", "1") != "0"
+
+
 class Variable(NamedTuple):
     """One variable: its name, what it is when unset, and who reads it."""
 
@@ -62,4 +81,6 @@ VARIABLES = (
     Variable("DGMOE_LAYOUT", "auto", layout_override),
     Variable("DGMOE_MASKED_MEMORY_FRACTION", "0.25", masked_memory_fraction),
     Variable("DGMOE_BATCH_INVARIANT", "0", batch_invariant),
+    Variable("DGMOE_SANITY_CHECK", "0", sanity_check),
+    Variable("DGMOE_NATIVE_CALLS", "1", native_calls),
 )

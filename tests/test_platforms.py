@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from deep_gemm_stand_in import request
 
 from dgmoe_ops import config, platforms, prepare, recipes
-from dgmoe_ops.backends import deep_gemm
+from dgmoe_ops.backends.deep_gemm import rules
+from dgmoe_ops.layouts import ScaleForm
 
 BOTH = {"masked", "contig"}
 #: (arch, recipe, scale form) -> layouts; what is not here is illegal everywhere.
@@ -109,20 +111,15 @@ def test_unknown_names_are_refused(cell: tuple, said: str) -> None:
     assert said in str(refused.value)
 
 
-def test_the_backend_takes_the_scales_of_the_table() -> None:
-    """The forms that DeepGEMM is given are those that the table calls legal."""
-    import torch
-
-    block = torch.ones(2, 1, 1)
-    row = torch.zeros(2, 4, dtype=torch.int32).as_strided((2, 4, 1), (4, 1, 4))
-    fp32 = torch.ones(8).as_strided((2, 4, 1), (4, 1, 4))
-    given = {"block_fp32": (fp32, block), "packed_ue8m0": (row, row)}
-    for arch in (90, 100, 103, 110, 120, 121):
-        legal = platforms.scale_forms(arch, "fp8_block")
-        for form, (a_scale, b_scale) in given.items():
-            call = ("grouped_gemm_nt_f8f8bf16_masked", arch // 10, a_scale, b_scale, None, None)
-            if form in legal:
-                deep_gemm.check_scales(*call)
+@pytest.mark.parametrize("arch", [90, 100, 103, 110, 120, 121])
+def test_the_backend_takes_what_the_table_calls_legal(arch: int) -> None:
+    """Layout by layout and form by form, DeepGEMM's rules say the same as the table."""
+    forms = {"block_fp32": ScaleForm.MN_MAJOR, "packed_ue8m0": ScaleForm.PACKED_UE8M0}
+    for layout in platforms.LAYOUTS:
+        for name, form in forms.items():
+            made = request(f"grouped_gemm_nt_f8f8bf16_{layout}", form)
+            if platforms.is_legal(arch, "fp8_block", layout, name):
+                rules.check_scales(made, arch // 10)
             else:
                 with pytest.raises(ValueError, match="SM"):
-                    deep_gemm.check_scales(*call)
+                    rules.check_scales(made, arch // 10)

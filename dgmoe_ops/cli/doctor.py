@@ -13,6 +13,7 @@ from rich.table import Table
 import dgmoe_ops
 
 from .. import platforms
+from ..backends import deep_gemm
 from . import diagnosis
 from .machine import Machine, look
 from .text import console, size
@@ -33,6 +34,19 @@ def build(machine: Machine) -> dict:
         "problems": [asdict(problem) for problem in diagnosis.problems(machine)],
         "can_run": diagnosis.can_run(machine),
     }
+
+
+def prove(document: dict) -> None:
+    """Try the library instead of trusting versions, and put into the document what came of it."""
+    if not document["devices"]:
+        document["deep_gemm"]["proof"] = "not tried: no GPU"
+        return
+    try:
+        deep_gemm.prove_fit("cuda")
+        document["deep_gemm"].update(fits=True, proof="a product of known result is right")
+    except RuntimeError as error:
+        document["deep_gemm"].update(fits=False, proof=str(error))
+        document["can_run"] = False
 
 
 def _fits_text(fits: bool | None) -> str:
@@ -58,6 +72,8 @@ def _facts_table(document: dict) -> Table:
     found = "not installed" if gemm["found"] is None else gemm["found"]
     verdict = "" if gemm["found"] is None else f", {_fits_text(gemm['fits'])} this torch"
     table.add_row("DeepGEMM", found + verdict)
+    if "proof" in gemm:
+        table.add_row("DeepGEMM, tried", escape(gemm["proof"]))
     nvcc = document["nvcc"]
     table.add_row("nvcc", f"{nvcc}, {document['nvcc_version']}" if nvcc else "not found")
     for setting in document["settings"]:
@@ -93,13 +109,21 @@ def _show(document: dict, to: Console) -> None:
 
 @click.command(short_help="What this machine can run, and what is missing.")
 @click.option("--json", "as_json", is_flag=True, help="write one JSON document")
+@click.option(
+    "--prove",
+    "try_it",
+    is_flag=True,
+    help="also import DeepGEMM and check one small product on the GPU",
+)
 @click.pass_context
-def doctor(context: click.Context, as_json: bool) -> None:
+def doctor(context: click.Context, as_json: bool, try_it: bool) -> None:
     """Say what this machine can run, what is missing, and the command that mends it.
 
     Exits with 0 if the layer can run here: on a GPU where there is one, else on the CPU.
     """
     document = build(look())
+    if try_it:
+        prove(document)
     if as_json:
         click.echo(json.dumps(document, indent=2))
     else:

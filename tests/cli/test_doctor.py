@@ -99,6 +99,31 @@ def test_a_setting_without_a_legal_value_is_named(monkeypatch: pytest.MonkeyPatc
     assert "unset DGMOE_MASKED_MEMORY_FRACTION" in done.output
 
 
+# ---- trying the library ----
+
+
+def test_prove_without_a_gpu_tries_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_on(made_up(None), monkeypatch, "--prove", "--json")
+    assert json.loads(done.output)["deep_gemm"]["proof"] == "not tried: no GPU"
+    assert "deep_gemm" not in sys.modules
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_prove_overrules_versions(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prove_fit(device: str) -> None:
+        if fails:
+            raise RuntimeError("found this [1], your torch needs that")
+
+    monkeypatch.setattr(doctor.deep_gemm, "prove_fit", prove_fit)
+    found = made_up(90, deep_gemm="deep-gemm 2.5.0", pins={})
+    done = run_on(found, monkeypatch, "--prove", "--json")
+    document = json.loads(done.output)
+    assert document["deep_gemm"]["fits"] is not fails
+    assert done.exit_code == int(fails) and document["can_run"] is not fails
+    shown = run_on(found, monkeypatch, "--prove").output
+    assert ("found this [1]" if fails else "a product of known result") in shown
+
+
 # ---- machines made up ----
 
 

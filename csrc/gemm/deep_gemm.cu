@@ -1,0 +1,353 @@
+#include "deep_gemm.cuh"
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+#include <shared_mutex>
+#include <thread>
+#include <unordered_set>
+
+namespace dgmoe {
+namespace {
+
+// ---- the C interface of apache-tvm-ffi, by its documented layout ----
+
+struct FfiAny {
+  int32_t type;
+  uint32_t padding;
+  union {
+    int64_t integer;
+    void* pointer;
+    const char* text;
+  };
+};
+
+enum FfiType : int32_t { kNone = 0, kInt = 1, kBool = 2, kDlTensor = 7, kRawText = 8 };
+
+struct DlTensor {
+  void* data;
+  int32_t device_type, device_index;
+  int32_t dim;
+  uint8_t dtype_code, dtype_bits;
+  uint16_t dtype_lanes;
+  const int64_t* sizes;
+  const int64_t* strides;
+  uint64_t byte_offset;
+};
+
+using FfiFunction = int (*)(void* self, const FfiAny* args, int32_t count, FfiAny* result);
+using FfiTakeError = void (*)(void** error);
+using FfiRelease = int (*)(void* object);
+
+constexpr int32_t kDlCuda = 2;
+
+// In the order of Argument in dgmoe_ops/backends/deep_gemm/native.py.
+enum class Argument : int64_t {
+  kA,
+  kAScale,
+  kB,
+  kBScale,
+  kD,
+  kInfo,
+  kExpectedM,
+  kSqrSum,
+  kNumSplits,
+  kNone,
+  kFalse,
+  kTrue,
+  kEmptyText,
+  kNkText,
+};
+constexpr int kArgumentKinds = 14;
+constexpr int kMostArguments = 24;
+
+// In the order of Form in dgmoe_ops/backends/deep_gemm/rules.py.
+enum class Form : int64_t { kNone, kFp32MnMajor, kFp32Plain, kPackedMnMajor };
+
+struct Native {
+  FfiFunction function = nullptr;
+  FfiTakeError take_error = nullptr;
+  FfiRelease release = nullptr;
+  int32_t count = 0;
+  std::array<Argument, kMostArguments> arguments{};
+  Form a_scale = Form::kNone;
+  Form b_scale = Form::kNone;
+};
+
+// ---- what this process has done so far ----
+
+// What the library's choice of a kernel depends on, and more.
+using Shape = std::array<int64_t, 11>;
+
+struct ShapeHash {
+  size_t operator()(const Shape& shape) const {
+    uint64_t hash = 0x9e3779b97f4a7c15u;
+    for (int64_t x : shape) {
+      hash = (hash ^ static_cast<uint64_t>(x)) * 0xff51afd7ed558ccdu;
+      hash ^= hash >> 32;
+    }
+    return hash;
+  }
+};
+
+struct State {
+  std::shared_mutex mutex;                    // of `warm` and `native`
+  std::unordered_set<Shape, ShapeHash> warm;  // ran outside a capture: compiled and loaded
+  std::array<Native, kDeepGemmOps> native;
+  std::atomic<int64_t> scopes{0};  // threads' scopes with settings of their own
+  std::atomic<int64_t> direct{0};  // direct calls in flight
+};
+
+State& state() {
+  static State* const instance = new State;  // never destroyed: calls may outlive main
+  return *instance;
+}
+
+thread_local int64_t thread_settings = 0;  // of the scope that this thread is in, as a hash
+
+Shape shape_of(const DeepGemmCall& call) {
+  return {static_cast<int64_t>(call.op),
+          call.a->get_device_index(),
+          thread_settings,
+          call.experts,
+          call.m,
+          call.n,
+          call.k,
+          call.expected_m,
+          call.recipe_a_columns,
+          call.recipe_b_rows * 1024 + call.recipe_b_columns,
+          call.num_splits};
+}
+
+bool sanity_check() {
+  const char* value = std::getenv("DGMOE_SANITY_CHECK");
+  return value != nullptr && value[0] == '1' && value[1] == '\0';
+}
+
+bool capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  STD_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+// ---- the direct call ----
+
+bool has_form(const Tensor* scale, Form form) {
+  if (scale == nullptr) return form == Form::kNone;
+  const bool packed = form == Form::kPackedMnMajor;
+  if (dtype_of(*scale) != (packed ? ScalarType::Int : ScalarType::Float)) return false;
+  if (form == Form::kFp32Plain) return scale->is_contiguous();
+  const int64_t dim = scale->dim();
+  const int64_t leading = tma_aligned(scale->size(dim - 2));
+  return scale->stride(dim - 1) == leading &&
+         (scale->stride(dim - 2) == 1 || scale->size(dim - 2) == 1) &&
+         (dim == 2 || scale->stride(0) == leading * scale->size(dim - 1));
+}
+
+bool on_16_bytes(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(data_of(tensor)) % 16 == 0;
+}
+
+DlTensor view(const Tensor& tensor) {
+  DlTensor out{};
+  out.data = const_cast<void*>(data_of(tensor));
+  out.device_type = kDlCuda;
+  out.device_index = tensor.get_device_index();
+  out.dim = static_cast<int32_t>(tensor.dim());
+  out.dtype_lanes = 1;
+  out.dtype_bits = static_cast<uint8_t>(tensor.element_size() * 8);
+  switch (dtype_of(tensor)) {
+    case ScalarType::Int:
+      out.dtype_code = 0;
+      break;
+    case ScalarType::BFloat16:
+      out.dtype_code = 4;
+      break;
+    case ScalarType::Float8_e4m3fn:
+      out.dtype_code = 10;
+      break;
+    default:
+      out.dtype_code = 2;  // float32
+  }
+  out.sizes = tensor.sizes().data();
+  out.strides = tensor.strides().data();
+  return out;
+}
+
+// Whether the library took the call; its error is dropped, the call through Python shows it again.
+bool call_directly(const Native& native, const DeepGemmCall& call) {
+  const Tensor* tensors[] = {call.a, call.a_scale, call.b,      call.b_scale,
+                             call.d, call.info,    call.sqr_sum};
+  const Argument places[] = {Argument::kA, Argument::kAScale, Argument::kB,     Argument::kBScale,
+                             Argument::kD, Argument::kInfo,   Argument::kSqrSum};
+  DlTensor views[kArgumentKinds] = {};
+  for (int i = 0; i < 7; ++i) {
+    if (tensors[i] != nullptr) views[static_cast<int>(places[i])] = view(*tensors[i]);
+  }
+  FfiAny args[kMostArguments] = {};
+  for (int32_t i = 0; i < native.count; ++i) {
+    const Argument argument = native.arguments[i];
+    switch (argument) {
+      case Argument::kExpectedM:
+        args[i].type = kInt;
+        args[i].integer = call.expected_m;
+        break;
+      case Argument::kNumSplits:
+        args[i].type = call.num_splits > 0 ? kInt : kNone;
+        args[i].integer = call.num_splits;
+        break;
+      case Argument::kNone:
+        args[i].type = kNone;
+        break;
+      case Argument::kFalse:
+      case Argument::kTrue:
+        args[i].type = kBool;
+        args[i].integer = argument == Argument::kTrue;
+        break;
+      case Argument::kEmptyText:
+      case Argument::kNkText:
+        args[i].type = kRawText;
+        args[i].text = argument == Argument::kNkText ? "nk" : "";
+        break;
+      default:
+        args[i].type = kDlTensor;
+        args[i].pointer = &views[static_cast<int>(argument)];
+    }
+  }
+  FfiAny result{};
+  if (native.function(nullptr, args, native.count, &result) == 0) return true;
+  void* error = nullptr;
+  native.take_error(&error);
+  if (error != nullptr) native.release(error);
+  return false;
+}
+
+// Tries the direct call of a shape that has run before.
+bool try_directly(const Native& native, const DeepGemmCall& call) {
+  if (native.function == nullptr || call.recipe_a_columns > 0) return false;
+  if (!has_form(call.a_scale, native.a_scale) || !has_form(call.b_scale, native.b_scale)) {
+    return false;
+  }
+  if (!on_16_bytes(*call.a) || !on_16_bytes(*call.b) || !on_16_bytes(*call.d)) return false;
+  // A scope that opens waits for the calls in flight, and later ones see it: a thread's settings
+  // are then set only while nobody else is inside the library.
+  State& here = state();
+  here.direct.fetch_add(1);
+  const bool done = here.scopes.load() == 0 && call_directly(native, call);
+  here.direct.fetch_sub(1);
+  return done;
+}
+
+// ---- the call through Python ----
+
+void call_python(const DeepGemmCall& call) {
+  const auto optional = [](const Tensor* tensor) {
+    return tensor == nullptr ? std::optional<Tensor>() : std::optional<Tensor>(*tensor);
+  };
+  using torch::stable::detail::from;
+  std::array<StableIValue, 13> stack{from(static_cast<int64_t>(call.op)),
+                                     from(*call.a),
+                                     from(optional(call.a_scale)),
+                                     from(*call.b),
+                                     from(optional(call.b_scale)),
+                                     from(optional(call.info)),
+                                     from(call.expected_m),
+                                     from(call.recipe_a_columns),
+                                     from(call.recipe_b_rows),
+                                     from(call.recipe_b_columns),
+                                     from(call.num_splits),
+                                     from(*call.d),
+                                     from(optional(call.sqr_sum))};
+  STABLE_TORCH_ERROR_CODE_CHECK(
+      torch_call_dispatcher("dgmoe::_deep_gemm_run", "", stack.data(), TORCH_ABI_VERSION));
+  const Tensor report = torch::stable::detail::to<Tensor>(stack[0]);
+  const int64_t size = report.size(0);
+  if (size == 0) return;
+  const char* bytes = static_cast<const char*>(data_of(report));
+  const std::string text(bytes + 1, bytes + size);
+  if (bytes[0] == 'V') throw std::invalid_argument(text);
+  throw std::runtime_error(text);
+}
+
+[[noreturn]] void refuse_cold_capture(const DeepGemmCall& call) {
+  std::ostringstream text;
+  text << "dgmoe::" << call.name
+       << ": this shape must have run before a stream captures it, got m=" << call.m
+       << ", n=" << call.n << ", k=" << call.k << ", experts=" << call.experts;
+  if (call.expected_m > 0) text << ", expected_m=" << call.expected_m;
+  text << " for the first time: DeepGEMM would compile or load its kernel inside the graph; call"
+          " dgmoe_ops.warmup(weights, tokens=...) or the layer itself once before the capture";
+  throw std::runtime_error(text.str());
+}
+
+void bind(int64_t op, int64_t function, int64_t take_error, int64_t release,
+          std::vector<int64_t> arguments, int64_t a_scale, int64_t b_scale) {
+  const Check check("_deep_gemm_bind");
+  check.that(op >= 0 && op < kDeepGemmOps, "op", "be an op", op);
+  check.that(arguments.size() <= kMostArguments, "arguments", "be fewer", arguments.size());
+  Native native;
+  native.function = reinterpret_cast<FfiFunction>(function);
+  native.take_error = reinterpret_cast<FfiTakeError>(take_error);
+  native.release = reinterpret_cast<FfiRelease>(release);
+  native.count = static_cast<int32_t>(arguments.size());
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    check.that(arguments[i] >= 0 && arguments[i] < kArgumentKinds, "arguments", "be known",
+               arguments[i]);
+    native.arguments[i] = static_cast<Argument>(arguments[i]);
+  }
+  native.a_scale = static_cast<Form>(a_scale);
+  native.b_scale = static_cast<Form>(b_scale);
+  std::unique_lock lock(state().mutex);
+  state().native[op] = native;
+}
+
+void enter_scope(int64_t entered, int64_t settings) {
+  thread_settings = settings;
+  state().scopes.fetch_add(entered);
+  while (entered > 0 && state().direct.load() != 0) std::this_thread::yield();
+}
+
+}  // namespace
+
+void deep_gemm(const CudaScope& scope, const DeepGemmCall& call) {
+  // The library refuses empty operands. Contiguous rows without experts are padding, all of them.
+  if (call.m == 0 || call.n == 0 || call.experts == 0) return;
+  if (call.k == 0) {
+    Tensor* outputs[] = {call.d, call.sqr_sum};
+    for (Tensor* output : outputs) {
+      if (output == nullptr) continue;
+      STD_CUDA_CHECK(cudaMemsetAsync(mutable_data_of(*output), 0,
+                                     output->numel() * output->element_size(), scope.stream()));
+    }
+    return;
+  }
+  State& here = state();
+  const Shape shape = shape_of(call);
+  bool warm = false;
+  Native native;
+  {
+    std::shared_lock lock(here.mutex);
+    warm = here.warm.count(shape) != 0;
+    if (warm) native = here.native[static_cast<int>(call.op)];
+  }
+  if (warm && !sanity_check() && try_directly(native, call)) return;
+  if (!warm && capturing(scope.stream())) refuse_cold_capture(call);
+  call_python(call);
+  if (!warm) {
+    std::unique_lock lock(here.mutex);
+    here.warm.insert(shape);
+  }
+}
+
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
+  m.def(
+      "_deep_gemm_bind(int op, int function, int take_error, int release, int[] arguments, int"
+      " a_scale, int b_scale) -> ()");
+  m.def("_deep_gemm_scope(int entered, int settings) -> ()");
+}
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
+  m.impl("_deep_gemm_bind", DGMOE_BOX(dgmoe::bind));
+  m.impl("_deep_gemm_scope", DGMOE_BOX(dgmoe::enter_scope));
+}

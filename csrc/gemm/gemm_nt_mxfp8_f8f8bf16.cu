@@ -1,0 +1,34 @@
+#include "gemm_nt_mxfp8_f8f8bf16.h"
+
+#include "deep_gemm.cuh"
+
+namespace dgmoe {
+namespace {
+
+Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+           const std::optional<Tensor>& out) {
+  const CudaScope scope(a);
+  GroupedGemmCall call = plan_gemm_nt_mxfp8_f8f8bf16(a, a_scale, b, b_scale, out);
+  const GroupedGemmPlan& p = call.plan;
+  deep_gemm(scope, {DeepGemmOp::kMxf8, "gemm_nt_mxfp8_f8f8bf16", &a, &a_scale, &b, &b_scale,
+                    nullptr, 1, p.m, p.n, p.k, 0, 32, 1, 32, 0, &call.d, nullptr});
+  return call.d;
+}
+
+Tensor gemm_nt_mxfp8_f8f8bf16_cuda(const Tensor& a, const Tensor& a_scale, const Tensor& b,
+                                   const Tensor& b_scale) {
+  return run(a, a_scale, b, b_scale, std::nullopt);
+}
+
+void gemm_nt_mxfp8_f8f8bf16_out_cuda(const Tensor& a, const Tensor& a_scale, const Tensor& b,
+                                     const Tensor& b_scale, Tensor& out) {
+  run(a, a_scale, b, b_scale, out);
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
+  m.impl("gemm_nt_mxfp8_f8f8bf16", DGMOE_BOX(dgmoe::gemm_nt_mxfp8_f8f8bf16_cuda));
+  m.impl("gemm_nt_mxfp8_f8f8bf16.out", DGMOE_BOX(dgmoe::gemm_nt_mxfp8_f8f8bf16_out_cuda));
+}

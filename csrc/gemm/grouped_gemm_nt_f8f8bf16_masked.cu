@@ -1,0 +1,46 @@
+#include "grouped_gemm_nt_f8f8bf16_masked.h"
+
+#include "deep_gemm.cuh"
+
+namespace dgmoe {
+namespace {
+
+using Recipe = std::optional<std::vector<int64_t>>;
+
+Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
+           const Tensor& masked_m, int64_t expected_m, const Recipe& recipe_a,
+           const Recipe& recipe_b, const std::optional<Tensor>& out) {
+  const CudaScope scope(a);
+  GroupedGemmCall call = plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
+                                                              expected_m, recipe_a, recipe_b, out);
+  const GroupedGemmPlan& p = call.plan;
+  deep_gemm(scope,
+            {DeepGemmOp::kGroupedF8Masked, "grouped_gemm_nt_f8f8bf16_masked", &a, &a_scale, &b,
+             &b_scale, &masked_m, p.experts, p.m, p.n, p.k, expected_m, columns_of(recipe_a),
+             rows_of(recipe_b), columns_of(recipe_b), 0, &call.d, nullptr});
+  return call.d;
+}
+
+Tensor grouped_gemm_nt_f8f8bf16_masked_cuda(const Tensor& a, const Tensor& a_scale, const Tensor& b,
+                                            const Tensor& b_scale, const Tensor& masked_m,
+                                            int64_t expected_m, const Recipe& recipe_a,
+                                            const Recipe& recipe_b) {
+  return run(a, a_scale, b, b_scale, masked_m, expected_m, recipe_a, recipe_b, std::nullopt);
+}
+
+void grouped_gemm_nt_f8f8bf16_masked_out_cuda(const Tensor& a, const Tensor& a_scale,
+                                              const Tensor& b, const Tensor& b_scale,
+                                              const Tensor& masked_m, int64_t expected_m,
+                                              const Recipe& recipe_a, const Recipe& recipe_b,
+                                              Tensor& out) {
+  run(a, a_scale, b, b_scale, masked_m, expected_m, recipe_a, recipe_b, out);
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) {
+  m.impl("grouped_gemm_nt_f8f8bf16_masked", DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_cuda));
+  m.impl("grouped_gemm_nt_f8f8bf16_masked.out",
+         DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_out_cuda));
+}

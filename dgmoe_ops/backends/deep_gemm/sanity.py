@@ -1,0 +1,86 @@
+"""What `DGMOE_SANITY_CHECK=1` looks at before a GEMM: contents, so it waits for the device."""
+
+from __future__ import annotations
+
+import torch
+
+from ...layouts import TILE_ROWS, round_up
+from .request import Request, refuse
+from .rules import ArchRule
+
+
+def first_where(mask: torch.Tensor) -> tuple[int, ...] | None:
+    """The indices of the first true element, or None."""
+    flat = mask.flatten()
+    if not bool(flat.any()):
+        return None
+    position = int(flat.to(torch.uint8).argmax())
+    found = []
+    for size in reversed(mask.shape):
+        found.append(position % size)
+        position //= size
+    return tuple(reversed(found))
+
+
+def at(indices: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, indices))}]"
+
+
+def check_request(request: Request, rule: ArchRule, alignment: int) -> None:
+    """Check what a request's tensors hold.
+
+    Raises:
+        ValueError: masked_m is past the slab, m_indices names no expert or changes inside an
+            aligned block of rows, or a scale that is read is no positive power of two where the
+            tensor core takes exponents. The first offending element is named.
+    """
+    if request.masked:
+        _check_masked_m(request)
+    elif request.grouped:
+        _check_m_indices(request, alignment)
+    if rule.powers_of_two and request.a_scale is not None:
+        for arg, scale in (("a_scale", request.a_scale), ("b_scale", request.b_scale)):
+            _check_exponents(request, arg, scale)
+
+
+def _check_masked_m(request: Request) -> None:
+    counts, m = request.info, request.m
+    where = first_where((counts < 0) | (counts > m))
+    if where is not None:
+        got = f"{int(counts[where])} at {at(where)}"
+        raise refuse(request.op, "masked_m", f"hold between 0 and m = {m} rows", got)
+
+
+def _check_m_indices(request: Request, alignment: int) -> None:
+    indices, experts = request.info, request.experts
+    where = first_where((indices < -1) | (indices >= experts))
+    if where is not None:
+        got = f"{int(indices[where])} at {at(where)}"
+        raise refuse(request.op, "m_indices", f"hold experts below {experts}, or -1", got)
+    # The library reads the expert of a block from one row of it.
+    blocks = indices.view(-1, alignment)
+    first = blocks[:, :1]
+    where = first_where((blocks != first) & (blocks != -1))
+    if where is not None:
+        row = where[0] * alignment + where[1]
+        must = f"hold one expert in each aligned block of {alignment} rows, in front of its padding"
+        got = f"{int(indices[row])} at [{row}] after {int(first[where[0], 0])}"
+        raise refuse(request.op, "m_indices", must, got)
+
+
+def _check_exponents(request: Request, arg: str, scale: torch.Tensor) -> None:
+    """Bytes 1 to 254 are positive powers of two; 255 is NaN and 0 only pads."""
+    bytes_ = torch.stack([scale >> shift & 255 for shift in (0, 8, 16, 24)], dim=-1).flatten(-2)
+    read = torch.ones(bytes_.shape[:-1], dtype=torch.bool, device=scale.device)
+    if arg == "a_scale" and request.masked:
+        # Rows past an expert's last tile are never written and never read.
+        rows = torch.arange(request.m, device=scale.device)
+        tiles = [round_up(int(count), TILE_ROWS) for count in request.info]
+        read = rows < torch.tensor(tiles, device=scale.device).unsqueeze(-1)
+    columns = request.recipe_a if arg == "a_scale" else request.recipe_b
+    groups = -(-request.k // (columns[1] if columns else 128))
+    bad = ((bytes_ == 0) | (bytes_ == 255)) & read.unsqueeze(-1)
+    where = first_where(bad[..., :groups])
+    if where is not None:
+        got = f"exponent byte {int(bytes_[where])} at {at(where)}"
+        raise refuse(request.op, arg, "hold positive powers of two in every row that is read", got)
