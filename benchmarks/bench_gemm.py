@@ -1,4 +1,6 @@
-"""GEMM room: the first of the layer's two GEMMs, in both layouts and both dtypes."""
+"""GEMM room: the first of the layer's two GEMMs, in both layouts and both dtypes; that of one
+shared expert; the router's; the mapping of hyper-connections.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import functools
 import torch
 
 from benchmarks.cases import Builder, Case, Routed, check_slab, random_slab, routed
-from benchmarks.inputs import bf16_weight, block_fp8_weight
+from benchmarks.inputs import bf16_weight, block_fp8_weight, generator, layer_inputs
 from benchmarks.shapes import Shape
 from dgmoe_ops.layouts import ScaleForm, expected_rows
 
@@ -88,7 +90,56 @@ def grouped_gemm_nt_bf16_contig(shape: Shape, tokens: int, device: torch.device,
     return _case(shape, case, lambda: run(a, b, m_indices), 2)
 
 
+def _dense_case(call, m: int, n: int, k: int, sizes: tuple[int, int, int]) -> Case:
+    """Count both operands and the result, `sizes` bytes an element each."""
+    return Case(call, m * k * sizes[0] + n * k * sizes[1] + m * n * sizes[2], 2 * m * n * k)
+
+
+def gemm_nt_f8f8bf16(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
+    x = layer_inputs(shape, tokens, device, seed).hidden_states
+    n, k = 2 * shape.intermediate, shape.hidden
+    b, b_scale = (t[0] for t in block_fp8_weight(1, n, k, device, seed))
+    a, a_scale = torch.ops.dgmoe.quant_group_fp8(x, 128, ScaleForm.MN_MAJOR)
+    run = torch.ops.dgmoe.gemm_nt_f8f8bf16
+    return _dense_case(lambda: run(a, a_scale, b, b_scale), tokens, n, k, (1, 1, 2))
+
+
+def gemm_nt_mxfp8_f8f8bf16(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
+    x = layer_inputs(shape, tokens, device, seed).hidden_states
+    n, k = 2 * shape.intermediate, shape.hidden
+    weight = bf16_weight(1, n, k, device, seed)[0]
+    quantize = torch.ops.dgmoe.quant_group_fp8
+    a, a_scale = quantize(x, 32, ScaleForm.PACKED_UE8M0)
+    b, b_scale = quantize(weight, 32, ScaleForm.PACKED_UE8M0)
+    run = torch.ops.dgmoe.gemm_nt_mxfp8_f8f8bf16
+    return _dense_case(lambda: run(a, a_scale, b, b_scale), tokens, n, k, (1, 1, 2))
+
+
+def gemm_nt_bf16bf16f32(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
+    a = layer_inputs(shape, tokens, device, seed).hidden_states
+    n, k = shape.experts, shape.hidden
+    b = bf16_weight(1, n, k, device, seed)[0]
+    run = torch.ops.dgmoe.gemm_nt_bf16bf16f32
+    return _dense_case(lambda: run(a, b), tokens, n, k, (2, 2, 4))
+
+
+def tf32_hc_prenorm_gemm(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
+    """Four streams a token; two mappings of four, one of four by four."""
+    streams = 4
+    n, k = streams * (streams + 2), streams * shape.hidden
+    rng = generator(device, seed)
+    x = torch.randn(tokens, k, device=device, dtype=torch.bfloat16, generator=rng)
+    fn = torch.randn(n, k, device=device, generator=rng) * k**-0.5
+    run = torch.ops.dgmoe.tf32_hc_prenorm_gemm
+    case = _dense_case(lambda: run(x, fn), tokens, n, k, (2, 4, 4))
+    return Case(case.call, case.bytes + 4 * tokens, case.flops + 2 * tokens * k)
+
+
 OPS: dict[str, Builder] = {
+    "gemm_nt_f8f8bf16": gemm_nt_f8f8bf16,
+    "gemm_nt_mxfp8_f8f8bf16": gemm_nt_mxfp8_f8f8bf16,
+    "gemm_nt_bf16bf16f32": gemm_nt_bf16bf16f32,
+    "tf32_hc_prenorm_gemm": tf32_hc_prenorm_gemm,
     "grouped_gemm_nt_f8f8bf16_masked": grouped_gemm_nt_f8f8bf16_masked,
     "grouped_gemm_nt_f8f8bf16_contig": grouped_gemm_nt_f8f8bf16_contig,
     "grouped_gemm_nt_bf16_masked": grouped_gemm_nt_bf16_masked,

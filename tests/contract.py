@@ -61,7 +61,7 @@ def has_cuda(op: str, room: str | None) -> bool:
     if room != "gemm":
         return False
     backends = (ROOT / "dgmoe_ops" / "backends").glob("*.py")
-    return any(op in path.read_text() for path in backends)
+    return any(mentions(path, rf"\b{op}\b") for path in backends)
 
 
 def same_signature(function, schema: torch._C.FunctionSchema) -> bool:

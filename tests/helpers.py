@@ -23,10 +23,14 @@ ROOM_OPS = {
         "quant_group_fp8",
     ),
     "gemm": (
+        "gemm_nt_bf16bf16f32",
+        "gemm_nt_f8f8bf16",
+        "gemm_nt_mxfp8_f8f8bf16",
         "grouped_gemm_nt_bf16_contig",
         "grouped_gemm_nt_bf16_masked",
         "grouped_gemm_nt_f8f8bf16_contig",
         "grouped_gemm_nt_f8f8bf16_masked",
+        "tf32_hc_prenorm_gemm",
     ),
     "activation": (
         "silu_and_mul",

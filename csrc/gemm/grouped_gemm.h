@@ -1,30 +1,41 @@
-// What the four grouped GEMMs share: d[rows of e] = a[rows of e] @ b[e]^T, fp32 accumulation, one
-// rounding to bf16. Checks of the operands and the plan that a CPU kernel works from.
+// What the grouped GEMMs and the dense ones share: d[rows of e] = a[rows of e] @ b[e]^T, fp32
+// accumulation, one rounding to bf16 or none. A dense GEMM is one expert that owns every row.
+// Checks of the operands, and the plan that kernels work from.
 #pragma once
 
 #include <array>
 
-#include "../common/check.h"
+#include "output.h"
 
 namespace dgmoe {
 
+enum class GemmLayout : int32_t {
+  kDense = 0,   // a (m, k), b (n, k): expert 0 owns every row
+  kContig = 1,  // a (m, k), b (E, n, k): segments of rows, m_indices names their experts
+  kMasked = 2,  // a (E, m, k), b (E, n, k): slabs, masked_m counts their valid rows
+};
+
 struct GroupedGemmPlan {
-  const void* a;        // e4m3 bytes or bf16; masked (E, m, k), contiguous (m, k); dense
+  const void* a;        // e4m3 bytes or bf16, contiguous
   ScaleLayout a_scale;  // with a_scale_data null for bf16
   const void* a_scale_data;
   int64_t a_gran_k;
-  const void* b;  // (E, n, k), dense
+  const void* b;  // as a
   ScaleLayout b_scale;
   const void* b_scale_data;
   int64_t b_gran_mn, b_gran_k;
-  const int32_t* row_info;  // masked_m [E], or m_indices [m]
-  uint16_t* d;
+  const int32_t* row_info;  // masked_m [E] or m_indices [m]; null for a dense GEMM
+  void* d;                  // bf16, or fp32 where d_fp32
   int64_t experts, m, n, k;
-  bool masked;
+  int64_t expected_m;  // the masked ops' hint, otherwise m
+  GemmLayout layout;
+  bool d_fp32;
+
+  DGMOE_HD bool masked() const { return layout == GemmLayout::kMasked; }
 };
 
 struct GroupedGemmCall {
-  Tensor d;
+  Tensor d;  // the caller's buffer where one was given
   GroupedGemmPlan plan;
 };
 
@@ -44,54 +55,50 @@ inline Granularity granularity(const Check& check, const char* arg,
   return {r[0], r[1]};
 }
 
-// Shapes and dtypes of a and b; `masked` says which of the two layouts a has.
+// Shapes and dtypes of a and b.
 inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const Tensor& b,
-                                     ScalarType dtype, bool masked) {
+                                     ScalarType dtype, GemmLayout layout) {
+  const bool masked = layout == GemmLayout::kMasked;
+  const bool dense = layout == GemmLayout::kDense;
   check.dtype("a", a, {dtype});
   check.dtype("b", b, {dtype});
   check.dim("a", a, masked ? 3 : 2, masked ? "(experts, m, k)" : "(m, k)");
-  check.dim("b", b, 3, "(experts, n, k)");
+  check.dim("b", b, dense ? 2 : 3, dense ? "(n, k)" : "(experts, n, k)");
   check.same_device("b", b, "a", a);
   if (masked) check.size("b", b, 0, a.size(0), "the experts of a");
-  check.size("b", b, 2, a.size(masked ? 2 : 1), "k of a");
+  check.size("b", b, b.dim() - 1, a.size(a.dim() - 1), "k of a");
   check.contiguous("a", a);
   check.contiguous("b", b);
   GroupedGemmPlan plan{};
   plan.a = data_of(a);
   plan.b = data_of(b);
-  plan.experts = b.size(0);
-  plan.m = a.size(masked ? 1 : 0);
-  plan.n = b.size(1);
-  plan.k = b.size(2);
-  plan.masked = masked;
+  plan.experts = dense ? 1 : b.size(0);
+  plan.m = a.size(a.dim() - 2);
+  plan.n = b.size(b.dim() - 2);
+  plan.k = b.size(b.dim() - 1);
+  plan.expected_m = plan.m;
+  plan.layout = layout;
   return plan;
 }
 
 inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a,
-                        const Tensor& a_scale, const Tensor& b_scale,
-                        const std::optional<std::vector<int64_t>>& recipe_a,
-                        const std::optional<std::vector<int64_t>>& recipe_b) {
+                        const Tensor& a_scale, const Tensor& b_scale, Granularity grain_a,
+                        Granularity grain_b) {
   check.same_device("a_scale", a_scale, "a", a);
   check.same_device("b_scale", b_scale, "a", a);
-  check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a",
-             "be given together with recipe_b",
-             recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
-  // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block.
-  const bool b_packed = dtype_of(b_scale) == ScalarType::Int;
-  const Granularity grain_a = granularity(check, "recipe_a", recipe_a, {1, 128});
-  const Granularity grain_b = granularity(check, "recipe_b", recipe_b, {b_packed ? 1 : 128, 128});
-  check.that(grain_a.mn == 1, "recipe_a", "have one scale a row", grain_a.mn);
   const int64_t a_groups = ceil_div(plan.k, grain_a.k);
   const int64_t b_groups = ceil_div(plan.k, grain_b.k);
-  const int64_t dims = plan.masked ? 3 : 2;
-  if (plan.masked) {
+  if (plan.masked()) {
     check.dim("a_scale", a_scale, 3, "(experts, m, groups)");
     check.size("a_scale", a_scale, 0, plan.experts, "the experts of a");
   }
-  check.scale("a_scale", a_scale, dims, plan.m, a_groups, "a");
-  check.dim("b_scale", b_scale, 3, "(experts, n / granularity, groups)");
-  check.size("b_scale", b_scale, 0, plan.experts, "the experts of b");
-  check.scale("b_scale", b_scale, 3, ceil_div(plan.n, grain_b.mn), b_groups, "b");
+  check.scale("a_scale", a_scale, plan.masked() ? 3 : 2, plan.m, a_groups, "a");
+  const bool dense = plan.layout == GemmLayout::kDense;
+  if (!dense) {
+    check.dim("b_scale", b_scale, 3, "(experts, n / granularity, groups)");
+    check.size("b_scale", b_scale, 0, plan.experts, "the experts of b");
+  }
+  check.scale("b_scale", b_scale, dense ? 2 : 3, ceil_div(plan.n, grain_b.mn), b_groups, "b");
   plan.a_scale = scale_layout_of(a_scale, a_groups);
   plan.a_scale_data = data_of(a_scale);
   plan.a_gran_k = grain_a.k;
@@ -101,19 +108,42 @@ inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor&
   plan.b_gran_k = grain_b.k;
 }
 
-// Row info and output; the last step, since it allocates.
-inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, const Tensor& a,
-                                   const char* info_arg, const Tensor& info) {
+// The same where the caller may name the recipes.
+inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a,
+                        const Tensor& a_scale, const Tensor& b_scale,
+                        const std::optional<std::vector<int64_t>>& recipe_a,
+                        const std::optional<std::vector<int64_t>>& recipe_b) {
+  check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a",
+             "be given together with recipe_b",
+             recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
+  // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block.
+  const bool b_packed = dtype_of(b_scale) == ScalarType::Int;
+  const Granularity grain_a = granularity(check, "recipe_a", recipe_a, {1, 128});
+  const Granularity grain_b = granularity(check, "recipe_b", recipe_b, {b_packed ? 1 : 128, 128});
+  check.that(grain_a.mn == 1, "recipe_a", "have one scale a row", grain_a.mn);
+  plan_scales(check, plan, a, a_scale, b_scale, grain_a, grain_b);
+}
+
+// Which rows belong to which expert.
+inline void plan_rows(const Check& check, GroupedGemmPlan& plan, const Tensor& a,
+                      const char* info_arg, const Tensor& info) {
   check.dtype(info_arg, info, {ScalarType::Int});
-  check.dim(info_arg, info, 1, plan.masked ? "(experts,)" : "(m,)");
-  check.size(info_arg, info, 0, plan.masked ? plan.experts : plan.m,
-             plan.masked ? "the experts of a" : "the rows of a");
+  check.dim(info_arg, info, 1, plan.masked() ? "(experts,)" : "(m,)");
+  check.size(info_arg, info, 0, plan.masked() ? plan.experts : plan.m,
+             plan.masked() ? "the experts of a" : "the rows of a");
   check.same_device(info_arg, info, "a", a);
   check.contiguous(info_arg, info);
   plan.row_info = static_cast<const int32_t*>(data_of(info));
-  Tensor d = plan.masked ? empty({plan.experts, plan.m, plan.n}, ScalarType::BFloat16, a)
-                         : empty({plan.m, plan.n}, ScalarType::BFloat16, a);
-  plan.d = static_cast<uint16_t*>(mutable_data_of(d));
+}
+
+// The output; the last step, since it may allocate. `inputs` are all tensors of the call, a first.
+inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, ScalarType dtype,
+                                   const std::optional<Tensor>& out,
+                                   std::initializer_list<NamedTensor> inputs) {
+  const Sizes sizes = plan.masked() ? Sizes{plan.experts, plan.m, plan.n} : Sizes{plan.m, plan.n};
+  Tensor d = given_or_empty(check, "out", out, sizes, dtype, inputs);
+  plan.d = mutable_data_of(d);
+  plan.d_fp32 = dtype == ScalarType::Float;
   return {d, plan};
 }
 

@@ -5,23 +5,14 @@
 #include <vector>
 
 #include "../common/parallel.h"
+#include "gemm_tile_cpu.h"
 
 namespace dgmoe {
 namespace {
 
-// Partial sums of one output: fixed, so that every instruction set adds alike.
-constexpr int64_t kLanes = 16;
-constexpr int64_t kTile = 4;          // rows and columns of a register tile
-constexpr int64_t kPanel = 16;        // columns of d, rows of b, that one work item computes
-constexpr int64_t kStep = 256;        // columns of b widened at a time: a panel of them stays in L1
 constexpr int64_t kBlockRows = 64;    // rows of a that share one widening of b
 constexpr int64_t kChunkRows = 1024;  // rows of a widened at a time: bounds the scratch
 constexpr int64_t kDenseRows = 128;   // from here on the machine's matrix product is faster
-
-typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
-typedef float LoadLanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
-
-#define DGMOE_INLINE inline __attribute__((always_inline))
 
 struct RowRange {
   int64_t expert, first, count;  // `first` counts rows of d
@@ -35,12 +26,30 @@ struct Operand {
   int64_t gran_mn, gran_k, k;
 };
 
+// Rows of the result: bf16, or fp32.
+struct Rows {
+  void* data;
+  bool fp32;
+
+  DGMOE_INLINE Rows from(int64_t offset) const {
+    if (fp32) return {static_cast<float*>(data) + offset, true};
+    return {static_cast<uint16_t*>(data) + offset, false};
+  }
+  DGMOE_INLINE void store(int64_t offset, float value) const {
+    if (fp32) {
+      static_cast<float*>(data)[offset] = value;
+    } else {
+      static_cast<uint16_t*>(data)[offset] = float_to_bf16(value);
+    }
+  }
+};
+
 struct Product {
   const float* a;  // `rows` widened rows, zero from k to a_stride
   int64_t a_stride;
   Operand b;
   int64_t expert, rows, n, k;
-  uint16_t* d;  // the first of `rows` rows
+  Rows d;  // the first of `rows` rows
 };
 
 DGMOE_INLINE void widen_bf16(const uint16_t* __restrict__ in, int64_t count,
@@ -83,80 +92,13 @@ void widen_rows(const Operand& x, int64_t first, int64_t batch, int64_t scale_ro
 }
 
 DGMOE_CPU_CLONES
-void round_to_bf16(const float* in, int64_t begin, int64_t end, uint16_t* out) {
-  for (int64_t i = begin; i < end; ++i) out[i] = float_to_bf16(in[i]);
-}
-
-// The constructor form is what GCC turns into one instruction; a loop over the lanes stays scalar.
-DGMOE_INLINE void multiply_add(Lanes& c, const Lanes& a, const Lanes& b) {
-#define DGMOE_LANE(i) fused_multiply_add(a[i], b[i], c[i])
-  c = Lanes{DGMOE_LANE(0),  DGMOE_LANE(1),  DGMOE_LANE(2),  DGMOE_LANE(3),
-            DGMOE_LANE(4),  DGMOE_LANE(5),  DGMOE_LANE(6),  DGMOE_LANE(7),
-            DGMOE_LANE(8),  DGMOE_LANE(9),  DGMOE_LANE(10), DGMOE_LANE(11),
-            DGMOE_LANE(12), DGMOE_LANE(13), DGMOE_LANE(14), DGMOE_LANE(15)};
-#undef DGMOE_LANE
-}
-
-// Adds `width` columns of Rows rows of a times kTile rows of b to sums[row][column], which stay in
-// registers meanwhile.
-template <int Rows>
-DGMOE_INLINE void add_tile(const float* a, int64_t a_stride, const float* b, int64_t width,
-                           Lanes* sums) {
-  Lanes c[Rows][kTile];
-#pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kTile; ++j) c[i][j] = sums[i * kPanel + j];
+void store_all(const float* in, int64_t begin, int64_t end, Rows out) {
+  if (out.fp32) {
+    std::memcpy(static_cast<float*>(out.data) + begin, in + begin, (end - begin) * sizeof(float));
+    return;
   }
-  for (int64_t x = 0; x < width; x += kLanes) {
-    Lanes columns[kTile];
-#pragma GCC unroll 4
-    for (int j = 0; j < kTile; ++j)
-      columns[j] = *reinterpret_cast<const LoadLanes*>(b + j * kStep + x);
-#pragma GCC unroll 4
-    for (int i = 0; i < Rows; ++i) {
-      const Lanes row = *reinterpret_cast<const LoadLanes*>(a + i * a_stride + x);
-#pragma GCC unroll 4
-      for (int j = 0; j < kTile; ++j) multiply_add(c[i][j], row, columns[j]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 4
-    for (int j = 0; j < kTile; ++j) sums[i * kPanel + j] = c[i][j];
-  }
-}
-
-DGMOE_INLINE void add_rows(const float* a, int64_t a_stride, const float* b, int64_t width,
-                           int64_t rows, Lanes* sums) {
-  for (int64_t column = 0; column < kPanel; column += kTile) {
-    const float* tile = b + column * kStep;
-    switch (rows) {
-      case 1:
-        add_tile<1>(a, a_stride, tile, width, sums + column);
-        break;
-      case 2:
-        add_tile<2>(a, a_stride, tile, width, sums + column);
-        break;
-      case 3:
-        add_tile<3>(a, a_stride, tile, width, sums + column);
-        break;
-      default:
-        add_tile<4>(a, a_stride, tile, width, sums + column);
-        break;
-    }
-  }
-}
-
-DGMOE_INLINE float sum_of(const Lanes& lanes) {
-  float partial[kLanes];
-  std::memcpy(partial, &lanes, sizeof(partial));
-#pragma GCC unroll 4
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < half; ++i) partial[i] += partial[i + half];
-  }
-  return partial[0];
+  uint16_t* narrow = static_cast<uint16_t*>(out.data);
+  for (int64_t i = begin; i < end; ++i) narrow[i] = float_to_bf16(in[i]);
 }
 
 // Columns [first, first + kPanel) of d, for all rows of the product.
@@ -184,7 +126,7 @@ void multiply_panel(const Product& p, int64_t first) {
     const int64_t columns = std::min(kPanel, p.n - first);
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < columns; ++j) {
-        p.d[(block + r) * p.n + first + j] = float_to_bf16(sum_of(sums[r * kPanel + j]));
+        p.d.store((block + r) * p.n + first + j, sum_of(sums[r * kPanel + j]));
       }
     }
   }
@@ -199,13 +141,17 @@ void append(std::vector<RowRange>& ranges, int64_t expert, int64_t first, int64_
 std::vector<RowRange> row_ranges(const Check& check, const GroupedGemmPlan& plan) {
   std::vector<RowRange> ranges;
   const int32_t* info = plan.row_info;
-  if (plan.masked) {
+  if (plan.masked()) {
     const std::string must =
         "hold between 0 and m = " + std::to_string(plan.m) + " rows for each expert";
     for (int64_t e = 0; e < plan.experts; ++e) {
       check.that(info[e] >= 0 && info[e] <= plan.m, "masked_m", must, info[e]);
       append(ranges, e, e * plan.m, info[e]);
     }
+    return ranges;
+  }
+  if (plan.layout == GemmLayout::kDense) {
+    append(ranges, 0, 0, plan.m);
     return ranges;
   }
   const std::string must =
@@ -228,12 +174,12 @@ void multiply_panels(const Product& product) {
 }
 
 // The many-row product: the machine's own, on one expert's widened weight.
-void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, uint16_t* d) {
+void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
   Tensor sums = empty({rows, b.size(0)}, ScalarType::Float, a);
   matmul_into(sums, first_rows(a, rows), torch::stable::transpose(b, 0, 1));
   const int64_t count = rows * sums.size(1);
   const float* in = static_cast<const float*>(data_of(sums));
-  parallel_items(count, 1, [&](int64_t begin, int64_t end) { round_to_bf16(in, begin, end, d); });
+  parallel_items(count, 1, [&](int64_t begin, int64_t end) { store_all(in, begin, end, d); });
 }
 
 bool batch_invariant() {
@@ -258,12 +204,12 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
   Tensor wide_b = empty({most_rows >= dense_rows ? plan.n : 0, stride}, ScalarType::Float, like);
   int64_t widened = -1;  // the expert that wide_b holds
   for (const RowRange& range : ranges) {
-    const int64_t batch = plan.masked ? range.expert : 0;
+    const int64_t batch = plan.masked() ? range.expert : 0;
     const int64_t scale_row = range.first - batch * plan.m;
     parallel_items(range.count, plan.k, [&](int64_t begin, int64_t end) {
       widen_rows(a, range.first, batch, scale_row, begin, end, rows, stride);
     });
-    uint16_t* d = plan.d + range.first * plan.n;
+    const Rows d = Rows{plan.d, plan.d_fp32}.from(range.first * plan.n);
     if (range.count < dense_rows) {
       multiply_panels({rows, stride, b, range.expert, range.count, plan.n, plan.k, d});
       continue;

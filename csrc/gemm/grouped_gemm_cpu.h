@@ -1,8 +1,8 @@
-// The CPU kernel behind the four grouped GEMMs. Both layouts become a list of row ranges. Ranges of
-// few rows are summed here, in an order that k alone decides; those of many rows by the machine's
-// matrix product on one expert's widened weight. Which it is follows from the row count alone, so a
-// row has the same bits in either layout. DGMOE_BATCH_INVARIANT=1 keeps to the former: then a row
-// has the same bits at any row count and with any number of threads.
+// The CPU kernel behind the grouped and dense GEMMs. Every layout becomes a list of row ranges.
+// Ranges of few rows are summed here, in an order that k alone decides; those of many rows by the
+// machine's matrix product on one expert's widened weight. Which it is follows from the row count
+// alone, so a row has the same bits in every layout. DGMOE_BATCH_INVARIANT=1 keeps to the former:
+// then a row has the same bits at any row count and with any number of threads.
 #pragma once
 
 #include <string>

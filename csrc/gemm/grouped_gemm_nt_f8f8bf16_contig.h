@@ -8,6 +8,7 @@
 //               front of its padding
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
 //               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
 #pragma once
@@ -20,14 +21,22 @@ constexpr char kGroupedGemmNtF8f8bf16ContigSchema[] =
     "grouped_gemm_nt_f8f8bf16_contig(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor"
     " m_indices, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
 
+constexpr char kGroupedGemmNtF8f8bf16ContigOutSchema[] =
+    "grouped_gemm_nt_f8f8bf16_contig.out(Tensor a, Tensor a_scale, Tensor b, Tensor"
+    " b_scale, Tensor m_indices, *, int[]? recipe_a=None, int[]? recipe_b=None, Tensor(a!)"
+    " out) -> ()";
+
 inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_contig(
     const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
     const Tensor& m_indices, const std::optional<std::vector<int64_t>>& recipe_a,
-    const std::optional<std::vector<int64_t>>& recipe_b) {
+    const std::optional<std::vector<int64_t>>& recipe_b, const std::optional<Tensor>& out = {}) {
   const Check check("grouped_gemm_nt_f8f8bf16_contig");
-  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, false);
+  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kContig);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);
-  return plan_output(check, plan, a, "m_indices", m_indices);
+  plan_rows(check, plan, a, "m_indices", m_indices);
+  return plan_output(
+      check, plan, ScalarType::BFloat16, out,
+      {{"a", a}, {"a_scale", a_scale}, {"b", b}, {"b_scale", b_scale}, {"m_indices", m_indices}});
 }
 
 }  // namespace dgmoe

@@ -8,6 +8,7 @@
 //   expected_m  a hint at the rows an expert has, at least 1; never changes the result
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
 //               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
 #pragma once
@@ -20,15 +21,24 @@ constexpr char kGroupedGemmNtF8f8bf16MaskedSchema[] =
     "grouped_gemm_nt_f8f8bf16_masked(Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor"
     " masked_m, SymInt expected_m, *, int[]? recipe_a=None, int[]? recipe_b=None) -> Tensor";
 
+constexpr char kGroupedGemmNtF8f8bf16MaskedOutSchema[] =
+    "grouped_gemm_nt_f8f8bf16_masked.out(Tensor a, Tensor a_scale, Tensor b, Tensor"
+    " b_scale, Tensor masked_m, SymInt expected_m, *, int[]? recipe_a=None, int[]?"
+    " recipe_b=None, Tensor(a!) out) -> ()";
+
 inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_masked(
     const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
     const Tensor& masked_m, int64_t expected_m, const std::optional<std::vector<int64_t>>& recipe_a,
-    const std::optional<std::vector<int64_t>>& recipe_b) {
+    const std::optional<std::vector<int64_t>>& recipe_b, const std::optional<Tensor>& out = {}) {
   const Check check("grouped_gemm_nt_f8f8bf16_masked");
-  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, true);
+  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kMasked);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);
   check.at_least("expected_m", expected_m, 1);
-  return plan_output(check, plan, a, "masked_m", masked_m);
+  plan.expected_m = expected_m;
+  plan_rows(check, plan, a, "masked_m", masked_m);
+  return plan_output(
+      check, plan, ScalarType::BFloat16, out,
+      {{"a", a}, {"a_scale", a_scale}, {"b", b}, {"b_scale", b_scale}, {"masked_m", masked_m}});
 }
 
 }  // namespace dgmoe

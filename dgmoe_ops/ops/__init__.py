@@ -8,10 +8,14 @@ from .activation import (
 )
 from .combine import ep_gather, post_reorder_deepgemm
 from .gemm import (
+    gemm_nt_bf16bf16f32,
+    gemm_nt_f8f8bf16,
+    gemm_nt_mxfp8_f8f8bf16,
     grouped_gemm_nt_bf16_contig,
     grouped_gemm_nt_bf16_masked,
     grouped_gemm_nt_f8f8bf16_contig,
     grouped_gemm_nt_f8f8bf16_masked,
+    tf32_hc_prenorm_gemm,
 )
 from .permute import (
     ep_scatter,
@@ -26,6 +30,9 @@ __all__ = [
     "align_scale",
     "ep_gather",
     "ep_scatter",
+    "gemm_nt_bf16bf16f32",
+    "gemm_nt_f8f8bf16",
+    "gemm_nt_mxfp8_f8f8bf16",
     "grouped_gemm_nt_bf16_contig",
     "grouped_gemm_nt_bf16_masked",
     "grouped_gemm_nt_f8f8bf16_contig",
@@ -39,5 +46,6 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_post_quant_contig",
     "silu_and_mul_post_quant_masked",
+    "tf32_hc_prenorm_gemm",
     "unpack_ue8m0",
 ]

@@ -1,4 +1,4 @@
-"""GEMM room: grouped `a @ b^T` by expert, on a masked slab or on contiguous segments.
+"""GEMM room: `a @ b^T`, dense, or by expert on a masked slab or on contiguous segments.
 
 On CPU the kernels are ours; on CUDA DeepGEMM runs them (`dgmoe_ops.backends.deep_gemm`).
 """
@@ -25,6 +25,7 @@ def grouped_gemm_nt_f8f8bf16_masked(
     *,
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each expert's valid slab rows by its weight: `d[e, :masked_m[e]] = a[e] @ b[e]^T`.
 
@@ -39,6 +40,8 @@ def grouped_gemm_nt_f8f8bf16_masked(
         expected_m: a hint at the rows an expert has, at least 1; it never changes the result.
         recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128)
             and (128, 128), or (1, 128) twice where `b_scale` is packed.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one
@@ -47,9 +50,12 @@ def grouped_gemm_nt_f8f8bf16_masked(
     Raises:
         ValueError: an argument has the wrong dtype, rank, size or scale form.
     """
-    return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked(
-        a, a_scale, b, b_scale, masked_m, expected_m, recipe_a=recipe_a, recipe_b=recipe_b
-    )
+    args = (a, a_scale, b, b_scale, masked_m, expected_m)
+    recipes = {"recipe_a": recipe_a, "recipe_b": recipe_b}
+    if out is None:
+        return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked(*args, **recipes)
+    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked.out(*args, **recipes, out=out)
+    return out
 
 
 @fake_of("grouped_gemm_nt_f8f8bf16_masked")
@@ -57,6 +63,13 @@ def _grouped_gemm_nt_f8f8bf16_masked_fake(
     a, a_scale, b, b_scale, masked_m, expected_m, *, recipe_a=None, recipe_b=None
 ):
     return a.new_empty((a.shape[0], a.shape[1], b.shape[1]), dtype=torch.bfloat16)
+
+
+@fake_of("grouped_gemm_nt_f8f8bf16_masked.out")
+def _grouped_gemm_nt_f8f8bf16_masked_out_fake(
+    a, a_scale, b, b_scale, masked_m, expected_m, *, recipe_a=None, recipe_b=None, out
+):
+    return None
 
 
 def grouped_gemm_nt_f8f8bf16_contig(
@@ -68,6 +81,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
     *,
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each row by its expert's weight: `d[r] = a[r] @ b[m_indices[r]]^T`.
 
@@ -77,6 +91,8 @@ def grouped_gemm_nt_f8f8bf16_contig(
         b, b_scale, recipe_a, recipe_b: as in `grouped_gemm_nt_f8f8bf16_masked`.
         m_indices: (m,) int32, the expert of each row, -1 for padding. An expert's rows stand
             together, in front of the padding of its segment.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
 
     Returns:
         (m, n) bfloat16; rows with m_indices -1 hold no promise.
@@ -84,9 +100,12 @@ def grouped_gemm_nt_f8f8bf16_contig(
     Raises:
         ValueError: an argument has the wrong dtype, rank, size or scale form.
     """
-    return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig(
-        a, a_scale, b, b_scale, m_indices, recipe_a=recipe_a, recipe_b=recipe_b
-    )
+    args = (a, a_scale, b, b_scale, m_indices)
+    recipes = {"recipe_a": recipe_a, "recipe_b": recipe_b}
+    if out is None:
+        return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig(*args, **recipes)
+    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig.out(*args, **recipes, out=out)
+    return out
 
 
 @fake_of("grouped_gemm_nt_f8f8bf16_contig")
@@ -96,8 +115,20 @@ def _grouped_gemm_nt_f8f8bf16_contig_fake(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16)
 
 
+@fake_of("grouped_gemm_nt_f8f8bf16_contig.out")
+def _grouped_gemm_nt_f8f8bf16_contig_out_fake(
+    a, a_scale, b, b_scale, m_indices, *, recipe_a=None, recipe_b=None, out
+):
+    return None
+
+
 def grouped_gemm_nt_bf16_masked(
-    a: torch.Tensor, b: torch.Tensor, masked_m: torch.Tensor, expected_m: int
+    a: torch.Tensor,
+    b: torch.Tensor,
+    masked_m: torch.Tensor,
+    expected_m: int,
+    *,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each expert's valid slab rows by its weight, in bfloat16.
 
@@ -105,6 +136,8 @@ def grouped_gemm_nt_bf16_masked(
         a: (experts, m, k) bfloat16, contiguous.
         b: (experts, n, k) bfloat16, contiguous.
         masked_m, expected_m: as in `grouped_gemm_nt_f8f8bf16_masked`.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise.
@@ -112,7 +145,10 @@ def grouped_gemm_nt_bf16_masked(
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
     """
-    return torch.ops.dgmoe.grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m)
+    if out is None:
+        return torch.ops.dgmoe.grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m)
+    torch.ops.dgmoe.grouped_gemm_nt_bf16_masked.out(a, b, masked_m, expected_m, out=out)
+    return out
 
 
 @fake_of("grouped_gemm_nt_bf16_masked")
@@ -120,8 +156,13 @@ def _grouped_gemm_nt_bf16_masked_fake(a, b, masked_m, expected_m):
     return a.new_empty((a.shape[0], a.shape[1], b.shape[1]))
 
 
+@fake_of("grouped_gemm_nt_bf16_masked.out")
+def _grouped_gemm_nt_bf16_masked_out_fake(a, b, masked_m, expected_m, *, out):
+    return None
+
+
 def grouped_gemm_nt_bf16_contig(
-    a: torch.Tensor, b: torch.Tensor, m_indices: torch.Tensor
+    a: torch.Tensor, b: torch.Tensor, m_indices: torch.Tensor, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Multiply each row by its expert's weight, in bfloat16.
 
@@ -129,6 +170,8 @@ def grouped_gemm_nt_bf16_contig(
         a: (m, k) bfloat16, contiguous.
         b: (experts, n, k) bfloat16, contiguous.
         m_indices: as in `grouped_gemm_nt_f8f8bf16_contig`.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
 
     Returns:
         (m, n) bfloat16; rows with m_indices -1 hold no promise.
@@ -136,9 +179,188 @@ def grouped_gemm_nt_bf16_contig(
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
     """
-    return torch.ops.dgmoe.grouped_gemm_nt_bf16_contig(a, b, m_indices)
+    if out is None:
+        return torch.ops.dgmoe.grouped_gemm_nt_bf16_contig(a, b, m_indices)
+    torch.ops.dgmoe.grouped_gemm_nt_bf16_contig.out(a, b, m_indices, out=out)
+    return out
 
 
 @fake_of("grouped_gemm_nt_bf16_contig")
 def _grouped_gemm_nt_bf16_contig_fake(a, b, m_indices):
     return a.new_empty((a.shape[0], b.shape[1]))
+
+
+@fake_of("grouped_gemm_nt_bf16_contig.out")
+def _grouped_gemm_nt_bf16_contig_out_fake(a, b, m_indices, *, out):
+    return None
+
+
+def gemm_nt_f8f8bf16(
+    a: torch.Tensor,
+    a_scale: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    *,
+    recipe_a: Sequence[int] | None = None,
+    recipe_b: Sequence[int] | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply fp8 rows by an fp8 weight: `d = a @ b^T`.
+
+    Args:
+        a: (m, k) float8_e4m3fn, contiguous.
+        a_scale: (m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major on CUDA.
+        b: (n, k) float8_e4m3fn, contiguous.
+        b_scale: (ceil(n / 128), ceil(k / 128)) float32, or packed UE8M0 int32 (n, ceil(k / 512)).
+        recipe_a, recipe_b: as in `grouped_gemm_nt_f8f8bf16_masked`.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
+
+    Returns:
+        (m, n) bfloat16: fp32 accumulation, one rounding.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank, size or scale form.
+    """
+    args, recipes = (a, a_scale, b, b_scale), {"recipe_a": recipe_a, "recipe_b": recipe_b}
+    if out is None:
+        return torch.ops.dgmoe.gemm_nt_f8f8bf16(*args, **recipes)
+    torch.ops.dgmoe.gemm_nt_f8f8bf16.out(*args, **recipes, out=out)
+    return out
+
+
+@fake_of("gemm_nt_f8f8bf16")
+def _gemm_nt_f8f8bf16_fake(a, a_scale, b, b_scale, *, recipe_a=None, recipe_b=None):
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16)
+
+
+@fake_of("gemm_nt_f8f8bf16.out")
+def _gemm_nt_f8f8bf16_out_fake(a, a_scale, b, b_scale, *, recipe_a=None, recipe_b=None, out):
+    return None
+
+
+def gemm_nt_mxfp8_f8f8bf16(
+    a: torch.Tensor,
+    a_scale: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    *,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Multiply MXFP8 rows by an MXFP8 weight: `d = a @ b^T`, a power-of-two scale a 32 columns.
+
+    The format is that of the OCP Microscaling Formats specification 1.0, with e4m3 elements.
+
+    Args:
+        a: (m, k) float8_e4m3fn, contiguous.
+        a_scale: (m, ceil(k / 32)) float32 powers of two, or packed UE8M0 int32 (m, ceil(k / 128)).
+        b: (n, k) float8_e4m3fn, contiguous.
+        b_scale: as `a_scale`, for n rows.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
+
+    Returns:
+        (m, n) bfloat16: fp32 accumulation, one rounding.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank, size or scale form.
+    """
+    if out is None:
+        return torch.ops.dgmoe.gemm_nt_mxfp8_f8f8bf16(a, a_scale, b, b_scale)
+    torch.ops.dgmoe.gemm_nt_mxfp8_f8f8bf16.out(a, a_scale, b, b_scale, out=out)
+    return out
+
+
+@fake_of("gemm_nt_mxfp8_f8f8bf16")
+def _gemm_nt_mxfp8_f8f8bf16_fake(a, a_scale, b, b_scale):
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.bfloat16)
+
+
+@fake_of("gemm_nt_mxfp8_f8f8bf16.out")
+def _gemm_nt_mxfp8_f8f8bf16_out_fake(a, a_scale, b, b_scale, *, out):
+    return None
+
+
+def gemm_nt_bf16bf16f32(
+    a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiply bfloat16 rows by a bfloat16 weight into float32: `d = a @ b^T`.
+
+    Args:
+        a: (m, k) bfloat16, contiguous.
+        b: (n, k) bfloat16, contiguous.
+        out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
+            returned.
+
+    Returns:
+        (m, n) float32: fp32 accumulation, no further rounding.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank or size.
+    """
+    if out is None:
+        return torch.ops.dgmoe.gemm_nt_bf16bf16f32(a, b)
+    torch.ops.dgmoe.gemm_nt_bf16bf16f32.out(a, b, out=out)
+    return out
+
+
+@fake_of("gemm_nt_bf16bf16f32")
+def _gemm_nt_bf16bf16f32_fake(a, b):
+    return a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32)
+
+
+@fake_of("gemm_nt_bf16bf16f32.out")
+def _gemm_nt_bf16bf16f32_out_fake(a, b, *, out):
+    return None
+
+
+def tf32_hc_prenorm_gemm(
+    x: torch.Tensor,
+    fn: torch.Tensor,
+    *,
+    num_splits: int | None = None,
+    out: torch.Tensor | None = None,
+    sqr_sum: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Multiply hyper-connection rows by the mapping and sum their squares: `x @ fn^T`, `|x|^2`.
+
+    A norm that stands in front of the product divides its result by a function of the second.
+
+    Args:
+        x: (m, k) bfloat16, contiguous.
+        fn: (n, k) float32, contiguous. A GPU's TF32 cores drop the low 13 bits of its mantissa;
+            the CPU multiplies it as it is.
+        num_splits: pieces of k, at least 1; the results then are sums over a piece each. A piece is
+            a run of 64-wide blocks; the first `blocks % num_splits` pieces have one more.
+        out, sqr_sum: contiguous buffers to write the results into, on 16 bytes, apart from the
+            inputs and each other; given together; returned.
+
+    Returns:
+        (m, n) and (m,) float32, or (num_splits, m, n) and (num_splits, m) where `num_splits` is
+        given. fp32 accumulation.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank or size.
+    """
+    if (out is None) != (sqr_sum is None):
+        got = "sqr_sum alone" if out is None else "out alone"
+        raise ValueError(
+            f"dgmoe::tf32_hc_prenorm_gemm: out must be given together with sqr_sum, got {got}"
+        )
+    op = torch.ops.dgmoe.tf32_hc_prenorm_gemm
+    if out is None:
+        return op(x, fn, num_splits=num_splits)
+    op.out(x, fn, num_splits=num_splits, out=out, sqr_sum=sqr_sum)
+    return out, sqr_sum
+
+
+@fake_of("tf32_hc_prenorm_gemm")
+def _tf32_hc_prenorm_gemm_fake(x, fn, *, num_splits=None):
+    pieces = () if num_splits is None else (num_splits,)
+    out = x.new_empty((*pieces, x.shape[0], fn.shape[0]), dtype=torch.float32)
+    return out, x.new_empty((*pieces, x.shape[0]), dtype=torch.float32)
+
+
+@fake_of("tf32_hc_prenorm_gemm.out")
+def _tf32_hc_prenorm_gemm_out_fake(x, fn, *, num_splits=None, out, sqr_sum):
+    return None

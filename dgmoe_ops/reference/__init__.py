@@ -23,12 +23,15 @@ from .activation import (
 )
 from .combine import ep_gather_ref, post_reorder_deepgemm_ref
 from .gemm import (
+    gemm_nt_bf16bf16f32_ref,
+    gemm_nt_f8f8bf16_ref,
+    gemm_nt_mxfp8_f8f8bf16_ref,
+    gemm_terms,
     grouped_gemm_nt_bf16_contig_ref,
     grouped_gemm_nt_bf16_masked_ref,
-    grouped_gemm_nt_bf16_terms,
     grouped_gemm_nt_f8f8bf16_contig_ref,
     grouped_gemm_nt_f8f8bf16_masked_ref,
-    grouped_gemm_nt_f8f8bf16_terms,
+    tf32_hc_prenorm_gemm_ref,
 )
 from .layer import dequantized_weight, fused_moe_quantized_ref, fused_moe_ref
 from .permute import (
@@ -48,12 +51,14 @@ __all__ = [
     "ep_scatter_ref",
     "fused_moe_quantized_ref",
     "fused_moe_ref",
+    "gemm_nt_bf16bf16f32_ref",
+    "gemm_nt_f8f8bf16_ref",
+    "gemm_nt_mxfp8_f8f8bf16_ref",
+    "gemm_terms",
     "grouped_gemm_nt_bf16_contig_ref",
     "grouped_gemm_nt_bf16_masked_ref",
-    "grouped_gemm_nt_bf16_terms",
     "grouped_gemm_nt_f8f8bf16_contig_ref",
     "grouped_gemm_nt_f8f8bf16_masked_ref",
-    "grouped_gemm_nt_f8f8bf16_terms",
     "moe_dispatch_index_ref",
     "moe_ep_deepgemm_preprocess_ref",
     "pack_ue8m0_ref",
@@ -65,6 +70,7 @@ __all__ = [
     "silu_and_mul_post_quant_contig_ref",
     "silu_and_mul_post_quant_masked_ref",
     "silu_and_mul_ref",
+    "tf32_hc_prenorm_gemm_ref",
     "unpack_ue8m0_ref",
 ]
 

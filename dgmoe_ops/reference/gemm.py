@@ -1,4 +1,4 @@
-"""Oracles of the gemm room: float64 products of dequantised operands, rounded to bf16 once."""
+"""Oracles of the gemm room: float64 products of dequantised operands, rounded once."""
 
 from __future__ import annotations
 
@@ -53,20 +53,6 @@ def _rounded(exact: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
 
 
 @on_cpu
-def grouped_gemm_nt_f8f8bf16_terms(
-    a, a_scale, b, b_scale, info, recipe_a=None, recipe_b=None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float64 result and sum_k |a| |b|, which bounds the error of any summation."""
-    return _by_expert(*_operands(a, a_scale, b, b_scale, recipe_a, recipe_b), info)
-
-
-@on_cpu
-def grouped_gemm_nt_bf16_terms(a, b, info) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the float64 result and sum_k |a| |b|, which bounds the error of any summation."""
-    return _by_expert(a, b, info)
-
-
-@on_cpu
 def grouped_gemm_nt_f8f8bf16_masked_ref(
     a: torch.Tensor,
     a_scale: torch.Tensor,
@@ -78,8 +64,8 @@ def grouped_gemm_nt_f8f8bf16_masked_ref(
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    exact, _ = grouped_gemm_nt_f8f8bf16_terms(a, a_scale, b, b_scale, masked_m, recipe_a, recipe_b)
-    return _rounded(exact, _valid(a, masked_m))
+    operands = _operands(a, a_scale, b, b_scale, recipe_a, recipe_b)
+    return _rounded(_by_expert(*operands, masked_m)[0], _valid(a, masked_m))
 
 
 @on_cpu
@@ -93,8 +79,8 @@ def grouped_gemm_nt_f8f8bf16_contig_ref(
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
 ) -> torch.Tensor:
-    exact, _ = grouped_gemm_nt_f8f8bf16_terms(a, a_scale, b, b_scale, m_indices, recipe_a, recipe_b)
-    return _rounded(exact, _valid(a, m_indices))
+    operands = _operands(a, a_scale, b, b_scale, recipe_a, recipe_b)
+    return _rounded(_by_expert(*operands, m_indices)[0], _valid(a, m_indices))
 
 
 @on_cpu
@@ -109,6 +95,82 @@ def grouped_gemm_nt_bf16_contig_ref(
     a: torch.Tensor, b: torch.Tensor, m_indices: torch.Tensor
 ) -> torch.Tensor:
     return _rounded(_by_expert(a, b, m_indices)[0], _valid(a, m_indices))
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a @ b^T in float64, and the same of magnitudes."""
+    return a.double() @ b.double().T, a.double().abs() @ b.double().abs().T
+
+
+@on_cpu
+def gemm_nt_f8f8bf16_ref(
+    a: torch.Tensor,
+    a_scale: torch.Tensor,
+    b: torch.Tensor,
+    b_scale: torch.Tensor,
+    *,
+    recipe_a: Sequence[int] | None = None,
+    recipe_b: Sequence[int] | None = None,
+) -> torch.Tensor:
+    return _product(*_operands(a, a_scale, b, b_scale, recipe_a, recipe_b))[0].bfloat16()
+
+
+@on_cpu
+def gemm_nt_mxfp8_f8f8bf16_ref(
+    a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor
+) -> torch.Tensor:
+    return _product(*_operands(a, a_scale, b, b_scale, (1, 32), (1, 32)))[0].bfloat16()
+
+
+@on_cpu
+def gemm_nt_bf16bf16f32_ref(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return _product(a, b)[0].float()
+
+
+def _pieces(k: int, num_splits: int) -> list[list[int]]:
+    """Return the columns of each piece: runs of 64-wide blocks, the first ones the longer."""
+    blocks = torch.arange(ceil_div(k, 64)).tensor_split(num_splits)
+    columns = torch.arange(k)
+    return [columns[torch.isin(columns // 64, piece)].tolist() for piece in blocks]
+
+
+def _hc_terms(
+    x: torch.Tensor, fn: torch.Tensor, num_splits: int | None
+) -> tuple[torch.Tensor, ...]:
+    """Return both outputs in float64, each followed by its sum of magnitudes."""
+    exact, magnitude, squares = [], [], []
+    for columns in _pieces(x.shape[1], num_splits or 1):
+        one, other = _product(x[:, columns], fn[:, columns])
+        exact.append(one)
+        magnitude.append(other)
+        squares.append(x[:, columns].double().square().sum(-1))
+    terms = [torch.stack(parts) for parts in (exact, magnitude, squares, squares)]
+    return tuple(t if num_splits is not None else t[0] for t in terms)
+
+
+@on_cpu
+def tf32_hc_prenorm_gemm_ref(
+    x: torch.Tensor, fn: torch.Tensor, *, num_splits: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    exact, _, squares, _ = _hc_terms(x, fn, num_splits)
+    return exact.float(), squares.float()
+
+
+@on_cpu
+def gemm_terms(*args, op: str, **kwargs) -> tuple[torch.Tensor, ...]:
+    """Return the float64 results of `dgmoe::<op>`, each followed by sum_k |a| |b|.
+
+    The latter bounds the error of any summation.
+    """
+    if op == "tf32_hc_prenorm_gemm":
+        return _hc_terms(*args, kwargs.get("num_splits"))
+    if "f8f8" in op:
+        grains = ((1, 32), (1, 32)) if "mxfp8" in op else (None, None)
+        recipe_a, recipe_b = kwargs.get("recipe_a", grains[0]), kwargs.get("recipe_b", grains[1])
+        operands, rest = _operands(*args[:4], recipe_a, recipe_b), args[4:]
+    else:
+        operands, rest = args[:2], args[2:]
+    return _by_expert(*operands, rest[0]) if rest else _product(*operands)
 
 
 def _mask(a: torch.Tensor, b: torch.Tensor, info: torch.Tensor) -> tuple[torch.Tensor, ...]:

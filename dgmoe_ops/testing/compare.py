@@ -111,19 +111,26 @@ def assert_bound(
         )
 
 
-def gemm_bound(exact: torch.Tensor, magnitude: torch.Tensor, fp8_cores: bool) -> torch.Tensor:
-    """Return the error a grouped GEMM may have: one rounding to bf16, and the summation's.
+def _is_gemm(op: str) -> bool:
+    return "gemm_nt" in op or op == "tf32_hc_prenorm_gemm"
+
+
+def gemm_bound(
+    op: str, got: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor
+) -> torch.Tensor:
+    """Return the error that `dgmoe::<op>` may have: one rounding, and the summation's.
 
     fp32 sums lose bits of 2^-23 of the sum of magnitudes. Hopper's FP8 tensor cores keep about 13
-    bits of a partial sum within a block of 128 columns, before it is scaled and added in fp32.
+    bits of a partial sum within a block of 128 columns, before it is scaled and added in fp32. Its
+    TF32 cores cut one factor of each product to 10 bits.
     """
-    return exact.abs() * 2.0**-8 + magnitude * (2.0**-12 if fp8_cores else 64 * 2.0**-23)
-
-
-def _gemm_terms(op: str, args: tuple, kwargs: dict) -> tuple[torch.Tensor, torch.Tensor]:
-    if "f8f8" in op:
-        return reference.grouped_gemm_nt_f8f8bf16_terms(*args[:5], **kwargs)
-    return reference.grouped_gemm_nt_bf16_terms(*args[:3])
+    rounding = 2.0**-8 if got.dtype == torch.bfloat16 else 2.0**-23
+    summation = 64 * 2.0**-23
+    if got.is_cuda and "f8f8" in op:
+        summation = 2.0**-12
+    elif got.is_cuda and "tf32" in op:
+        summation += 2.0**-10
+    return exact.abs() * rounding + magnitude * summation
 
 
 def alignment_slack(scale: torch.Tensor) -> torch.Tensor:
@@ -142,20 +149,21 @@ def assert_matches(op: str, got, args: tuple, kwargs: dict) -> None:
     """Assert that `got`, the result of `dgmoe::<op>`, is what the oracle promises.
 
     Layouts are equal; integers, e4m3 bytes and scales are bit-equal; bf16 results keep the op's
-    bound (`ULPS`, `gemm_bound`). The message names the first wrong position and both values.
+    bound (`ULPS`, `gemm_bound`), as do fp32 results of a GEMM. The message names the first wrong
+    position and both values.
     """
     wanted = outputs(reference.reference(op)(*args, **kwargs))
     masks = reference.defined(op)(*args, **kwargs)
     got = outputs(got)
     if len(got) != len(wanted):
         raise AssertionError(f"{op}: {len(got)} outputs, expected {len(wanted)}")
+    terms = reference.gemm_terms(*args, op=op, **kwargs) if _is_gemm(op) else ()
     for index, (have, want, mask) in enumerate(zip(got, wanted, masks, strict=True)):
         label = f"{op}[{index}]" if len(got) > 1 else op
         assert_layout(label, have, want)
-        if op.startswith("grouped_gemm"):
-            exact, magnitude = _gemm_terms(op, args, kwargs)
-            fp8_cores = have.is_cuda and "f8f8" in op
-            assert_bound(label, have, exact, gemm_bound(exact, magnitude, fp8_cores), mask)
+        if terms:
+            exact, magnitude = terms[2 * index : 2 * index + 2]
+            assert_bound(label, have, exact, gemm_bound(op, have, exact, magnitude), mask)
         elif op in ULPS:
             assert_ulps(label, have, want, ULPS[op], mask)
         else:
