@@ -1,6 +1,6 @@
 #include "gemm_nt_bf16bf16f32.h"
 
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 namespace dgmoe {
 namespace {

@@ -1,6 +1,6 @@
 #include "gemm_nt_mxfp8_f8f8bf16.h"
 
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 namespace dgmoe {
 namespace {

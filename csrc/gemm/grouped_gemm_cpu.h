@@ -5,8 +5,6 @@
 // then a row has the same bits at any row count and with any number of threads.
 #pragma once
 
-#include <string>
-
 #include "grouped_gemm.h"
 
 namespace dgmoe {
@@ -15,13 +13,5 @@ namespace dgmoe {
 // and throws std::invalid_argument, naming `op`, where they point outside the operands. `like` says
 // where to allocate.
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like);
-
-// The schema of the private op `_<op>_out`, which only checks the arguments of `op` and allocates
-// its result. Backends that are written in Python fill that tensor, so that an op's checks and
-// shapes stand in one place.
-inline std::string out_schema(const std::string& schema) {
-  const size_t name_end = schema.find('(');
-  return "_" + schema.substr(0, name_end) + "_out" + schema.substr(name_end);
-}
 
 }  // namespace dgmoe

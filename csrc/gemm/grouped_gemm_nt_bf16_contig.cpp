@@ -5,10 +5,6 @@
 namespace dgmoe {
 namespace {
 
-Tensor grouped_gemm_nt_bf16_contig_out(const Tensor& a, const Tensor& b, const Tensor& m_indices) {
-  return plan_grouped_gemm_nt_bf16_contig(a, b, m_indices).d;
-}
-
 Tensor grouped_gemm_nt_bf16_contig_cpu(const Tensor& a, const Tensor& b, const Tensor& m_indices) {
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_contig(a, b, m_indices);
   grouped_gemm_cpu("grouped_gemm_nt_bf16_contig", call.plan, a);
@@ -27,12 +23,8 @@ void grouped_gemm_nt_bf16_contig_out_cpu(const Tensor& a, const Tensor& b, const
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
   m.def(dgmoe::kGroupedGemmNtBf16ContigSchema);
   m.def(dgmoe::kGroupedGemmNtBf16ContigOutSchema);
-  m.def(dgmoe::out_schema(dgmoe::kGroupedGemmNtBf16ContigSchema).c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_bf16_contig", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_contig_cpu));
   m.impl("grouped_gemm_nt_bf16_contig.out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_contig_out_cpu));
-}
-STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
-  m.impl("_grouped_gemm_nt_bf16_contig_out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_contig_out));
 }

@@ -5,11 +5,6 @@
 namespace dgmoe {
 namespace {
 
-Tensor grouped_gemm_nt_bf16_masked_out(const Tensor& a, const Tensor& b, const Tensor& masked_m,
-                                       int64_t expected_m) {
-  return plan_grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m).d;
-}
-
 Tensor grouped_gemm_nt_bf16_masked_cpu(const Tensor& a, const Tensor& b, const Tensor& masked_m,
                                        int64_t expected_m) {
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m);
@@ -29,12 +24,8 @@ void grouped_gemm_nt_bf16_masked_out_cpu(const Tensor& a, const Tensor& b, const
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
   m.def(dgmoe::kGroupedGemmNtBf16MaskedSchema);
   m.def(dgmoe::kGroupedGemmNtBf16MaskedOutSchema);
-  m.def(dgmoe::out_schema(dgmoe::kGroupedGemmNtBf16MaskedSchema).c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_bf16_masked", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_masked_cpu));
   m.impl("grouped_gemm_nt_bf16_masked.out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_masked_out_cpu));
-}
-STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
-  m.impl("_grouped_gemm_nt_bf16_masked_out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_masked_out));
 }

@@ -1,6 +1,6 @@
 #include "grouped_gemm_nt_bf16_masked.h"
 
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 namespace dgmoe {
 namespace {

@@ -5,14 +5,6 @@
 namespace dgmoe {
 namespace {
 
-Tensor grouped_gemm_nt_f8f8bf16_contig_out(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                                           const Tensor& b_scale, const Tensor& m_indices,
-                                           const std::optional<std::vector<int64_t>>& recipe_a,
-                                           const std::optional<std::vector<int64_t>>& recipe_b) {
-  return plan_grouped_gemm_nt_f8f8bf16_contig(a, a_scale, b, b_scale, m_indices, recipe_a, recipe_b)
-      .d;
-}
-
 Tensor grouped_gemm_nt_f8f8bf16_contig_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
                                            const Tensor& b_scale, const Tensor& m_indices,
                                            const std::optional<std::vector<int64_t>>& recipe_a,
@@ -42,14 +34,9 @@ void grouped_gemm_nt_f8f8bf16_contig_out_cpu(const Tensor& a, const Tensor& a_sc
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
   m.def(dgmoe::kGroupedGemmNtF8f8bf16ContigSchema);
   m.def(dgmoe::kGroupedGemmNtF8f8bf16ContigOutSchema);
-  m.def(dgmoe::out_schema(dgmoe::kGroupedGemmNtF8f8bf16ContigSchema).c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_f8f8bf16_contig", DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_contig_cpu));
   m.impl("grouped_gemm_nt_f8f8bf16_contig.out",
          DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_contig_out_cpu));
-}
-STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
-  m.impl("_grouped_gemm_nt_f8f8bf16_contig_out",
-         DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_contig_out));
 }

@@ -1,6 +1,6 @@
 #include "grouped_gemm_nt_f8f8bf16_contig.h"
 
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 namespace dgmoe {
 namespace {

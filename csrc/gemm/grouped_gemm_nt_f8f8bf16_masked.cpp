@@ -5,16 +5,6 @@
 namespace dgmoe {
 namespace {
 
-Tensor grouped_gemm_nt_f8f8bf16_masked_out(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                                           const Tensor& b_scale, const Tensor& masked_m,
-                                           int64_t expected_m,
-                                           const std::optional<std::vector<int64_t>>& recipe_a,
-                                           const std::optional<std::vector<int64_t>>& recipe_b) {
-  return plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m, expected_m,
-                                              recipe_a, recipe_b)
-      .d;
-}
-
 Tensor grouped_gemm_nt_f8f8bf16_masked_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
                                            const Tensor& b_scale, const Tensor& masked_m,
                                            int64_t expected_m,
@@ -45,14 +35,9 @@ void grouped_gemm_nt_f8f8bf16_masked_out_cpu(const Tensor& a, const Tensor& a_sc
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
   m.def(dgmoe::kGroupedGemmNtF8f8bf16MaskedSchema);
   m.def(dgmoe::kGroupedGemmNtF8f8bf16MaskedOutSchema);
-  m.def(dgmoe::out_schema(dgmoe::kGroupedGemmNtF8f8bf16MaskedSchema).c_str());
 }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_f8f8bf16_masked", DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_cpu));
   m.impl("grouped_gemm_nt_f8f8bf16_masked.out",
          DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_out_cpu));
-}
-STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
-  m.impl("_grouped_gemm_nt_f8f8bf16_masked_out",
-         DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_out));
 }

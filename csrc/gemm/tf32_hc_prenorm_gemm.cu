@@ -1,6 +1,6 @@
 #include "tf32_hc_prenorm_gemm.h"
 
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 namespace dgmoe {
 namespace {

@@ -57,9 +57,7 @@ def test_every_op_reaches_its_function(pretend):
 
 def test_mxfp8_is_refused_on_hopper(pretend):
     library = pretend(Library(*ALL_NAMES))
-    with pytest.raises(
-        ValueError, match=r"recipe_b must be \(1, 128\) and .* on SM90, got \(1, 32"
-    ):
+    with pytest.raises(ValueError, match=r"recipe_b must be \(1, 128\) and .* on SM90, got \(1"):
         backend.run(request("gemm_nt_mxfp8_f8f8bf16", ScaleForm.PACKED_UE8M0))
     assert not library.calls
 
@@ -96,9 +94,7 @@ def test_newer_devices_take_packed_scales_and_recipes(pretend, arch_major):
 
 def test_sm120_has_no_masked_kernels(pretend):
     pretend(Library(*ALL_NAMES), 12)
-    with pytest.raises(
-        ValueError, match="must be contiguous segments on SM120, which has no maske"
-    ):
+    with pytest.raises(ValueError, match="must be contiguous segments on SM120, which has no"):
         backend.run(request(F8_MASKED, ScaleForm.PACKED_UE8M0))
 
 

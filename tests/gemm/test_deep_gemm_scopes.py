@@ -232,7 +232,9 @@ def test_the_two_sides_number_alike():
     from dgmoe_ops.backends.deep_gemm.rules import Form
 
     folder = Path(__file__).parents[2] / "csrc" / "gemm"
-    text = (folder / "deep_gemm.cu").read_text() + (folder / "deep_gemm.cuh").read_text()
+    text = (folder / "grouped_gemm_cuda.cu").read_text() + (
+        folder / "grouped_gemm_cuda.cuh"
+    ).read_text()
 
     def names(enum):
         body = re.search(rf"enum class {enum} : int64_t {{(.*?)}};", text, re.S)[1]

@@ -4,8 +4,8 @@ Its wheels are each built for one torch and say so nowhere in their metadata, so
 not fit is the most common trouble: every failure of that kind becomes one sentence that names the
 wheel that does.
 
-The CUDA kernels of the ops (`csrc/gemm/*.cu`) check and allocate. A call of a shape that has not run
-yet comes here; where the release allows it, later ones go from C++ to the library at once.
+The CUDA kernels of the ops (`csrc/gemm/*.cu`) check and allocate. A call of a shape that has not
+run yet comes here; where the release allows it, later ones go from C++ to the library at once.
 """
 
 from __future__ import annotations

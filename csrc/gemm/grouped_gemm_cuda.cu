@@ -1,4 +1,4 @@
-#include "deep_gemm.cuh"
+#include "grouped_gemm_cuda.cuh"
 
 #include <atomic>
 #include <cstdlib>

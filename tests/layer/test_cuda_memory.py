@@ -1,0 +1,39 @@
+"""The formulas of `plan` against what the CUDA allocator was asked for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("click")  # the formulas belong to the command line
+
+from dgmoe_ops.cli import memory  # noqa: E402
+from dgmoe_ops.recipes import RECIPES  # noqa: E402
+from dgmoe_ops.testing.layer import layer_inputs  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def needs_cuda(device):
+    if device.type != "cuda":
+        pytest.skip("runs with --device cuda")
+
+
+@pytest.mark.parametrize("layout", ["masked", "contig"])
+@pytest.mark.parametrize("recipe", ["fp8_block", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 64, 1000])
+def test_peak_is_what_the_formula_says(tokens, recipe, layout, device):
+    """To the byte: `requested_bytes` counts what was asked for, before any rounding."""
+    experts, top_k = 16, 4
+    args, kwargs = layer_inputs(tokens, experts, top_k, recipe, device)
+    hidden, inter = args[0].shape[1], args[5].shape[2]
+    call = memory.Call(tokens, experts, experts, hidden, inter, top_k, RECIPES[recipe])
+    torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs)  # loads kernels and their buffers
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats(device)["requested_bytes.all.current"]
+    torch.cuda.reset_peak_memory_stats(device)
+    out = torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs)
+    peak = torch.cuda.memory_stats(device)["requested_bytes.all.peak"] - before
+    place, *others = memory.stages(call, layout)
+    assert max(stage.live for stage in others) >= place.live, "the ranking's scratch would count"
+    assert peak == memory.peak(call, layout)
+    assert out.shape == (tokens, hidden)
