@@ -7,17 +7,21 @@ from . import _load  # noqa: I001  (the compiled libraries must be loaded before
 from . import layouts, ops, recipes
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
+from .warmup import LayerShape, plan_warmup, warmup
 
 __version__ = "0.1.0"
 LIBRARIES = _load.LIBRARIES
 
 __all__ = [
     "LIBRARIES",
+    "LayerShape",
     "MoEWeights",
     "fused_moe",
     "fused_moe_inline",
     "layouts",
     "ops",
+    "plan_warmup",
     "prepare_weights",
     "recipes",
+    "warmup",
 ]

@@ -69,6 +69,25 @@ def native_calls() -> bool:
     return os.environ.get("DGMOE_NATIVE_CALLS", "1") != "0"
 
 
+def jit_cache_dir() -> str | None:
+    """`DGMOE_JIT_CACHE_DIR`: folder in which DeepGEMM keeps the kernels that it has compiled; auto
+    or unset leaves it to `DG_JIT_CACHE_DIR`, else to the library (`~/.deep_gemm`)."""
+    value = os.environ.get("DGMOE_JIT_CACHE_DIR", "auto")
+    return None if value in ("", "auto") else value
+
+
+def jit_nvrtc() -> bool | None:
+    """`DGMOE_JIT_NVRTC`: 1 lets DeepGEMM compile with NVRTC, 0 with nvcc; auto or unset leaves it
+    to `DG_JIT_USE_NVRTC`, else to the library (nvcc).
+
+    Raises ValueError for any other value.
+    """
+    value = os.environ.get("DGMOE_JIT_NVRTC", "auto").lower()
+    if value not in ("auto", "0", "1"):
+        raise ValueError(f"DGMOE_JIT_NVRTC must be one of auto, 0, 1, got {value!r}")
+    return None if value == "auto" else value == "1"
+
+
 class Variable(NamedTuple):
     """One variable: its name, what it is when unset, and who reads it."""
 
@@ -83,4 +102,6 @@ VARIABLES = (
     Variable("DGMOE_BATCH_INVARIANT", "0", batch_invariant),
     Variable("DGMOE_SANITY_CHECK", "0", sanity_check),
     Variable("DGMOE_NATIVE_CALLS", "1", native_calls),
+    Variable("DGMOE_JIT_CACHE_DIR", "auto", jit_cache_dir),
+    Variable("DGMOE_JIT_NVRTC", "auto", jit_nvrtc),
 )

@@ -52,6 +52,16 @@ class MoEWeights:
         return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
 
 
+def padded_sizes(recipe: Recipe, hidden: int, inter: int) -> tuple[int, int, int]:
+    """Columns of w13, rows of w2 and columns of w2 after padding; w13 has twice as many rows as w2
+    has columns."""
+    return (
+        round_up(hidden, recipe.k_multiple),
+        round_up(hidden, _OUT_MULTIPLE),
+        round_up(inter, recipe.k_multiple),
+    )
+
+
 def _fail(arg: str, must: str, got) -> None:
     raise ValueError(f"dgmoe_ops.prepare_weights: {arg} must {must}, got {got}")
 
@@ -197,14 +207,13 @@ def prepare_weights(
     w13, w2 = w13.detach(), w2.detach()
     experts, rows, hidden = w13.shape
     inter = rows // 2
-    padded_inter = round_up(inter, chosen.k_multiple)
-    padded_hidden = round_up(hidden, chosen.k_multiple)
+    padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
     # Gate and up are padded apart, so that gate stays the first half.
     halves = w13.reshape(experts, 2, inter, hidden)
     w13 = _pad(halves, padded_inter, padded_hidden).reshape(
         experts, 2 * padded_inter, padded_hidden
     )
-    w2 = _pad(w2, round_up(hidden, _OUT_MULTIPLE), padded_inter)
+    w2 = _pad(w2, padded_out, padded_inter)
     if chosen.quantized:
         packed = target in ("sm100", "sm120")
         w13, w13_scale = _quantize(w13, w13_scale, packed)

@@ -1,0 +1,107 @@
+"""One call of a warm-up: its bytes, and the op with operands made for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from ._warmup_plan import KernelCall
+from .layouts import WEIGHT_BLOCK, ScaleForm, ceil_div, round_up, scale_sizes_and_strides
+from .recipes import RECIPES
+
+_ONE = {torch.float32: 1.0, torch.int32: 0x7F7F7F7F}  # as a scale, by its dtype
+
+
+def weight_scale_sizes(call: KernelCall, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Sizes and strides of a weight's scales."""
+    groups = ceil_div(call.k, WEIGHT_BLOCK)
+    if packed:
+        form = ScaleForm.PACKED_UE8M0
+        return scale_sizes_and_strides(call.experts, call.n, groups, form)
+    blocks = ceil_div(call.n, WEIGHT_BLOCK)
+    return scale_sizes_and_strides(call.experts, blocks, groups, ScaleForm.ROW_MAJOR)
+
+
+def weight_bytes(call: KernelCall, packed: bool) -> int:
+    """Bytes of a call's weight and its scales."""
+    recipe = RECIPES[call.recipe]
+    values = call.experts * call.n * call.k * recipe.weight_dtype.itemsize
+    if not recipe.quantized:
+        return values
+    (experts, _, columns), (stride, rows, _) = weight_scale_sizes(call, packed)
+    return values + experts * stride * 4
+
+
+def operand_bytes(call: KernelCall, packed: bool) -> int:
+    """Bytes of everything else that a call reads and writes."""
+    recipe, masked = RECIPES[call.recipe], call.masked
+    rows = call.experts * call.m if masked else call.m
+    total = rows * call.k * recipe.weight_dtype.itemsize + rows * call.n * 2
+    total += 4 * (call.experts if masked else rows)
+    if recipe.quantized:
+        groups = ceil_div(call.k, recipe.group_size)
+        columns = ceil_div(groups, 4) if packed else groups
+        slabs = call.experts if masked else 1
+        total += slabs * round_up(call.m, 4) * columns * 4
+    return total
+
+
+@dataclass
+class OpRunner:
+    """Runs a call as the layer would, through torch.ops.dgmoe.
+
+    Values are zeros and scales ones, and no row belongs to an expert. A weight is the layer's own
+    where there is one; else it is allocated once, and let go when a call needs another.
+
+    Attributes:
+        device: where.
+        packed: whether the scales are packed UE8M0, where no weight says it.
+        own: weights and scales by `KernelCall.weight`.
+    """
+
+    device: torch.device
+    packed: bool = False
+    own: dict[tuple, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
+    _made: dict[tuple, tuple[torch.Tensor, torch.Tensor | None]] = field(default_factory=dict)
+
+    def _scales(self, sizes_and_strides, packed: bool) -> torch.Tensor:
+        dtype = torch.int32 if packed else torch.float32
+        scale = torch.empty_strided(*sizes_and_strides, dtype=dtype, device=self.device)
+        return scale.fill_(_ONE[dtype])
+
+    def _weight(self, call: KernelCall) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if call.weight in self.own:
+            return self.own[call.weight]
+        if call.weight not in self._made:
+            self._made.clear()
+            recipe = RECIPES[call.recipe]
+            size = (call.experts, call.n, call.k)
+            weight = torch.zeros(size, dtype=recipe.weight_dtype, device=self.device)
+            scale = None
+            if recipe.quantized:
+                scale = self._scales(weight_scale_sizes(call, self.packed), self.packed)
+            self._made[call.weight] = weight, scale
+        return self._made[call.weight]
+
+    def __call__(self, call: KernelCall) -> None:
+        recipe = RECIPES[call.recipe]
+        b, b_scale = self._weight(call)
+        a = torch.zeros((*call.rows, call.k), dtype=recipe.weight_dtype, device=self.device)
+        size, value = (call.experts, 0) if call.masked else (call.m, -1)
+        where = torch.full((size,), value, dtype=torch.int32, device=self.device)
+        arguments = [a, b, where]
+        if recipe.quantized:
+            packed = b_scale.dtype == torch.int32
+            form = ScaleForm.PACKED_UE8M0 if packed else ScaleForm.MN_MAJOR
+            batch = call.experts if call.masked else None
+            groups = ceil_div(call.k, recipe.group_size)
+            sizes = scale_sizes_and_strides(batch, call.m, groups, form)
+            arguments = [a, self._scales(sizes, packed), b, b_scale, where]
+        if call.masked:
+            arguments.append(call.expected_m)
+        getattr(torch.ops.dgmoe, call.op)(*arguments)
+
+    def release(self) -> None:
+        """Let go of the weights that it allocated."""
+        self._made.clear()
