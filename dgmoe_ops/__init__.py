@@ -5,6 +5,7 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
 from . import layouts, ops, recipes
+from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
 from .warmup import LayerShape, plan_warmup, warmup
@@ -16,10 +17,14 @@ __all__ = [
     "LIBRARIES",
     "LayerShape",
     "MoEWeights",
+    "contiguous_alignment",
+    "down_gemm_overlap",
     "fused_moe",
     "fused_moe_inline",
     "layouts",
+    "num_sms",
     "ops",
+    "pdl",
     "plan_warmup",
     "prepare_weights",
     "recipes",

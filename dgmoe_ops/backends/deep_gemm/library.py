@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import threading
 from collections.abc import Callable
 from types import ModuleType
 
 import torch
 
+from ... import config, jit
 from . import overlap, scopes
 from .request import OPS, Request
 from .versions import misfit, version
@@ -55,10 +57,13 @@ def load() -> ModuleType:
     Raises:
         RuntimeError: it is missing, or a build for another torch; the message names what fits.
     """
+    if jit.LIBRARY not in sys.modules:
+        # It reads its cache folder and compiler from the environment, when it is imported.
+        jit.configure(config.jit_cache_dir(), config.jit_nvrtc())
     try:
-        return importlib.import_module("deep_gemm")
+        return importlib.import_module(jit.LIBRARY)
     except ModuleNotFoundError as error:
-        missing = "not installed" if error.name == "deep_gemm" else f"its import fails: {error}"
+        missing = "not installed" if error.name == jit.LIBRARY else f"its import fails: {error}"
         raise misfit(missing) from error
     except Exception as error:
         # A wheel for another torch fails as OSError, RuntimeError, AttributeError and more.
