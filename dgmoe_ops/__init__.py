@@ -4,7 +4,7 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 """
 
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
-from . import layouts, ops, recipes
+from . import layouts, ops, recipes, routing
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
 
@@ -20,4 +20,5 @@ __all__ = [
     "ops",
     "prepare_weights",
     "recipes",
+    "routing",
 ]
