@@ -69,9 +69,8 @@ def _choose(logits, top_k, scoring, bias, num_groups, topk_groups, group_scores)
         decided = decided and (bias is None or _clear(row, order, top_k))
         chosen.append(order[:top_k])
         clear.append(decided)
-    return torch.tensor(chosen, dtype=torch.int64).view(-1, top_k), torch.tensor(
-        clear, dtype=torch.bool
-    )
+    ids = torch.tensor(chosen, dtype=torch.int64).view(len(chosen), top_k)
+    return ids, torch.tensor(clear, dtype=torch.bool)
 
 
 def _real(num_tokens: torch.Tensor | None, tokens: int) -> int:
