@@ -20,8 +20,9 @@ inline void load_row(const GatePlan& plan, int64_t token, float* row) {
   for (int64_t e = 0; e < plan.experts; ++e) row[e] = plan.logits(token, e);
 }
 
+// Static, since the resolver of the clones of an inline function would be a symbol of the library.
 DGMOE_CPU_CLONES
-inline RowStats softmax_stats(const float* row, int64_t experts) {
+static RowStats softmax_stats(const float* row, int64_t experts) {
   uint32_t most = 0;
   for (int64_t e = 0; e < experts; ++e) most = std::max(most, ordered_key(row[e]));
   RowStats stats;

@@ -10,10 +10,10 @@ from dgmoe_ops.routing import Scoring
 
 pytest.importorskip("transformers")
 
-TOKENS, HIDDEN = 65, 48
+TOKENS, HIDDEN = 65, 128
 
 
-def config_of(module: str, name: str, **sizes):
+def config_of(name: str, **sizes):
     transformers = pytest.importorskip("transformers")
     config = getattr(transformers, name, None)
     if config is None:
@@ -45,7 +45,7 @@ def assert_same(device, router, call, *inputs) -> None:
 
 def test_deepseek_v2(device) -> None:
     config = config_of(
-        "deepseek_v2", "DeepseekV2Config", n_routed_experts=32, num_experts_per_tok=6, n_group=8,
+        "DeepseekV2Config", n_routed_experts=32, num_experts_per_tok=6, n_group=8,
         topk_group=3, topk_method="group_limited_greedy", routed_scaling_factor=16.0,
         norm_topk_prob=False,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def test_deepseek_v2(device) -> None:
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_deepseek_v3(device, renormalize: bool) -> None:
     config = config_of(
-        "deepseek_v3", "DeepseekV3Config", n_routed_experts=64, num_experts_per_tok=8, n_group=8,
+        "DeepseekV3Config", n_routed_experts=64, num_experts_per_tok=8, n_group=8,
         topk_group=4, routed_scaling_factor=2.5, norm_topk_prob=renormalize,
     )  # fmt: skip
     router = router_of("deepseek_v3", "DeepseekV3TopkRouter", config)
@@ -80,7 +80,7 @@ def test_deepseek_v3(device, renormalize: bool) -> None:
 
 def v4_config():
     return config_of(
-        "deepseek_v4", "DeepseekV4Config", n_routed_experts=64, num_experts_per_tok=6,
+        "DeepseekV4Config", n_routed_experts=64, num_experts_per_tok=6,
         vocab_size=100, scoring_func="sqrtsoftplus", routed_scaling_factor=1.5,
     )  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_deepseek_v4_hash(device) -> None:
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_qwen3_moe(device, renormalize: bool) -> None:
     config = config_of(
-        "qwen3_moe", "Qwen3MoeConfig", num_experts=128, num_experts_per_tok=8,
+        "Qwen3MoeConfig", num_experts=128, num_experts_per_tok=8,
         norm_topk_prob=renormalize,
     )  # fmt: skip
     router = router_of("qwen3_moe", "Qwen3MoeTopKRouter", config)
@@ -124,12 +124,12 @@ def test_qwen3_moe(device, renormalize: bool) -> None:
 
 def test_gpt_oss(device) -> None:
     """Softmax over the chosen logits is softmax over all, divided by the sum of the chosen."""
-    config = config_of("gpt_oss", "GptOssConfig", num_local_experts=32, num_experts_per_tok=4)
+    config = config_of("GptOssConfig", num_local_experts=32, num_experts_per_tok=4)
     router = router_of("gpt_oss", "GptOssTopKRouter", config)
     assert_same(device, router, lambda logits: topk_gate(logits, 4))
 
 
 def test_mixtral(device) -> None:
-    config = config_of("mixtral", "MixtralConfig", num_local_experts=8, num_experts_per_tok=2)
+    config = config_of("MixtralConfig", num_local_experts=8, num_experts_per_tok=2)
     router = router_of("mixtral", "MixtralTopKRouter", config)
     assert_same(device, router, lambda logits: topk_gate(logits, 2))
