@@ -9,20 +9,13 @@ namespace {
 
 // Looks the experts up, and refuses what is not there before any row is worked on.
 void look_up(const HashGatePlan& plan, int64_t real) {
-  const Check check("hash_gate");
   const GatePlan& gate = plan.gate;
   for (int64_t token = 0; token < gate.tokens && token < real; ++token) {
     const int64_t token_id = plan.token_ids(token, 0);
-    if (token_id < 0 || token_id >= plan.vocabulary) {
-      check.that(false, "token_ids",
-                 "be rows of the table, 0 to " + std::to_string(plan.vocabulary - 1), token_id);
-    }
+    if (!plan.knows_token(token_id)) refuse_token(plan, token_id);
     for (int64_t j = 0; j < gate.top_k; ++j) {
       const int64_t expert = plan.table(token_id, j);
-      if (expert < 0 || expert >= gate.experts) {
-        check.that(false, "table", "hold expert ids, 0 to " + std::to_string(gate.experts - 1),
-                   expert);
-      }
+      if (!plan.knows_expert(expert)) refuse_expert(plan, expert);
       gate.ids[token * gate.width() + j] = static_cast<int32_t>(expert);
     }
   }

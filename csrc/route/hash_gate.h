@@ -4,8 +4,9 @@
 //   logits     [tokens, experts] float32, bfloat16 or float16, any strides
 //   scoring, renormalize, routed_scaling_factor, scale_on_output, num_tokens, num_fused_shared,
 //   expert_map, num_counts and the results as in topk_gate; columns stand in the table's order
-// A token id outside the table or an expert id outside the logits is refused on CPU; on CUDA its slots
-// get id -1 and weight 0. Rows from num_tokens on are not looked at.
+// A token id outside the table or an expert id outside the logits is refused on CPU, and on CUDA
+// where DGMOE_SANITY_CHECK is 1 and no graph is captured; otherwise its slots get id -1 and weight
+// 0. Rows from num_tokens on are not looked at.
 #pragma once
 
 #include "gate.h"
@@ -23,7 +24,20 @@ struct HashGatePlan {
   IdMatrix token_ids;
   IdMatrix table;
   int64_t vocabulary;
+
+  DGMOE_HD bool knows_token(int64_t id) const { return id >= 0 && id < vocabulary; }
+  DGMOE_HD bool knows_expert(int64_t id) const { return id >= 0 && id < gate.experts; }
 };
+
+inline void refuse_token(const HashGatePlan& plan, int64_t got) {
+  Check("hash_gate")
+      .that(false, "token_ids", "be rows of the table, 0 to " + std::to_string(plan.vocabulary - 1),
+            got);
+}
+inline void refuse_expert(const HashGatePlan& plan, int64_t got) {
+  Check("hash_gate")
+      .that(false, "table", "hold expert ids, 0 to " + std::to_string(plan.gate.experts - 1), got);
+}
 
 struct HashGateCall {
   GateCall gate;

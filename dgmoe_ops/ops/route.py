@@ -119,9 +119,9 @@ def hash_gate(
         weights, ids and counts as `topk_gate` does; columns stand in the order of the table.
 
     Raises:
-        ValueError: an argument has the wrong dtype, shape or value. On CPU also where a token id is
-            not in the table, or an expert id of its row not in the logits; on CUDA such slots get
-            id -1 and weight 0.
+        ValueError: an argument has the wrong dtype, shape or value; also where a token id is not in
+            the table, or an expert id of its row not in the logits. On CUDA the last is looked at
+            with `DGMOE_SANITY_CHECK=1` only; otherwise such slots get id -1 and weight 0.
 
     Source: DeepSeek-V4 technical report, section 2.1 (hash routing).
     """

@@ -63,19 +63,23 @@ def test_views_do_not_matter(device) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 3, 2**31 - 1])
-def test_unknown_tokens(device, token: int) -> None:
+def test_unknown_tokens(device, monkeypatch, token: int) -> None:
     token_ids, table = int32([0, token], device), int32([[1, 3], [0, 2], [3, 0]], device)
     logits = torch.zeros(2, 4, device=device)
     if device.type == "cpu":
         with refused(NAME, "token_ids"):
             gate(token_ids, table, logits)
         return
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
+    with refused(NAME, "token_ids"):
+        gate(token_ids, table, logits)
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "0")
     weights, ids, counts = gate(token_ids, table, logits, num_counts=4)
     assert ids.tolist() == [[1, 3], [-1, -1]] and (weights[1] == 0).all() and counts.sum() == 2
 
 
 @pytest.mark.parametrize("expert", [-1, 4, 2**40])
-def test_unknown_experts(device, expert: int) -> None:
+def test_unknown_experts(device, monkeypatch, expert: int) -> None:
     table = torch.tensor([[1, 3], [expert, 2]], device=device)
     token_ids, logits = int32([0, 1], device), torch.zeros(2, 4, device=device)
     if device.type == "cpu":
@@ -83,6 +87,11 @@ def test_unknown_experts(device, expert: int) -> None:
             gate(token_ids, table, logits)
         assert gate(token_ids[:1], table, logits[:1])[1].tolist() == [[1, 3]]  # nobody asks for it
         return
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
+    with refused(NAME, "table"):
+        gate(token_ids, table, logits)
+    assert gate(token_ids[:1], table, logits[:1])[1].tolist() == [[1, 3]]
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "0")
     weights, ids, _ = gate(token_ids, table, logits)
     assert ids.tolist() == [[1, 3], [-1, 2]] and weights[1].tolist() == [0, 1]
 
