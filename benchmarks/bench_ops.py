@@ -11,6 +11,7 @@ from benchmarks import (
     bench_combine,
     bench_gemm,
     bench_permute,
+    bench_route,
     bench_scale,
     bench_weights,
 )
@@ -22,6 +23,7 @@ from benchmarks.timing import graph_us, release
 
 ROOMS: dict[str, dict[str, Builder]] = {
     "scale": bench_scale.OPS,
+    "route": bench_route.OPS,
     "permute": bench_permute.OPS,
     "gemm": bench_gemm.OPS,
     "activation": bench_activation.OPS,

@@ -4,7 +4,7 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 """
 
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
-from . import layouts, ops, recipes
+from . import layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
@@ -28,5 +28,6 @@ __all__ = [
     "plan_warmup",
     "prepare_weights",
     "recipes",
+    "routing",
     "warmup",
 ]

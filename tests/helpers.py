@@ -16,6 +16,7 @@ F8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
 ROOM_OPS = {
     "scale": ("align_scale", "pack_ue8m0", "unpack_ue8m0"),
+    "route": ("hash_gate", "topk_gate"),
     "permute": (
         "ep_scatter",
         "moe_dispatch_index",

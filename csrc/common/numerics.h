@@ -1,5 +1,5 @@
 // Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, UE8M0, group
-// scales, exp, SiLU. No torch include, so that a test can bind them alone. Only explicit fused
+// scales, exp, SiLU and the scores of routers. No torch include, so that a test can bind them alone. Only explicit fused
 // multiply-adds; build with contraction off (-ffp-contract=off, -fmad=false), otherwise host and
 // device stop agreeing.
 #pragma once
@@ -175,5 +175,40 @@ DGMOE_HD float exp_f32(float x) {
 }
 
 DGMOE_HD float silu(float x) { return x / (1.0f + exp_f32(-x)); }
+
+// 1 / (1 + e^-x). Where e^-x overflows, a zero instead of some 1e-39.
+DGMOE_HD float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
+
+// log(1 + x) for 0 <= x <= 1, at most 2 ulp off. Above sqrt(2) - 1 it is ln2 + log(1 + r) with
+// 1 + r = (1 + x) / 2, so that |r| < 0.42; log(1 + r) by a polynomial fitted for least relative
+// error.
+DGMOE_HD float log1p_unit(float x) {
+  const bool upper = x > 0x1.a8279ap-2f;
+  const float r = upper ? fused_multiply_add(0.5f, x, -0.5f) : x;
+  float p = -0x1.383994p-4f;
+  p = fused_multiply_add(p, r, 0x1.085d90p-3f);
+  p = fused_multiply_add(p, r, -0x1.0f407ep-3f);
+  p = fused_multiply_add(p, r, 0x1.226e72p-3f);
+  p = fused_multiply_add(p, r, -0x1.5425bep-3f);
+  p = fused_multiply_add(p, r, 0x1.99a416p-3f);
+  p = fused_multiply_add(p, r, -0x1.000432p-2f);
+  p = fused_multiply_add(p, r, 0x1.555550p-2f);
+  p = fused_multiply_add(p, r, -0x1.fffff8p-2f);
+  return fused_multiply_add(r * r, p, r) + (upper ? 0x1.62e430p-1f : 0.0f);
+}
+
+DGMOE_HD float square_root(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return __builtin_sqrtf(x);
+#endif
+}
+
+// sqrt(log(1 + e^x)), at most 4 ulp off; the logarithm is max(x, 0) + log(1 + e^-|x|).
+DGMOE_HD float sqrt_softplus(float x) {
+  const float rest = log1p_unit(exp_f32(x > 0.0f ? -x : x));
+  return square_root((x > 0.0f ? x : 0.0f) + rest);
+}
 
 }  // namespace dgmoe

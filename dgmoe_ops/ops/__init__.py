@@ -23,6 +23,7 @@ from .permute import (
     moe_ep_deepgemm_preprocess,
     quant_group_fp8,
 )
+from .route import hash_gate, topk_gate
 from .scale import align_scale, pack_ue8m0, unpack_ue8m0
 from .weights import quant_block_fp8
 
@@ -37,6 +38,7 @@ __all__ = [
     "grouped_gemm_nt_bf16_masked",
     "grouped_gemm_nt_f8f8bf16_contig",
     "grouped_gemm_nt_f8f8bf16_masked",
+    "hash_gate",
     "moe_dispatch_index",
     "moe_ep_deepgemm_preprocess",
     "pack_ue8m0",
@@ -47,5 +49,6 @@ __all__ = [
     "silu_and_mul_post_quant_contig",
     "silu_and_mul_post_quant_masked",
     "tf32_hc_prenorm_gemm",
+    "topk_gate",
     "unpack_ue8m0",
 ]

@@ -15,6 +15,7 @@ import torch
 from . import activation as _activation
 from . import gemm as _gemm
 from . import permute as _permute
+from . import route as _route
 from .activation import (
     silu_and_mul_bound,
     silu_and_mul_post_quant_contig_ref,
@@ -40,6 +41,7 @@ from .permute import (
     moe_ep_deepgemm_preprocess_ref,
     quant_group_fp8_ref,
 )
+from .route import hash_gate_bound, hash_gate_ref, topk_gate_bound, topk_gate_ref
 from .scale import align_scale_ref, pack_ue8m0_ref, unpack_ue8m0_ref
 from .weights import quant_block_fp8_ref
 
@@ -59,6 +61,8 @@ __all__ = [
     "grouped_gemm_nt_bf16_masked_ref",
     "grouped_gemm_nt_f8f8bf16_contig_ref",
     "grouped_gemm_nt_f8f8bf16_masked_ref",
+    "hash_gate_bound",
+    "hash_gate_ref",
     "moe_dispatch_index_ref",
     "moe_ep_deepgemm_preprocess_ref",
     "pack_ue8m0_ref",
@@ -71,6 +75,8 @@ __all__ = [
     "silu_and_mul_post_quant_masked_ref",
     "silu_and_mul_ref",
     "tf32_hc_prenorm_gemm_ref",
+    "topk_gate_bound",
+    "topk_gate_ref",
     "unpack_ue8m0_ref",
 ]
 
@@ -82,7 +88,7 @@ def reference(op: str) -> Callable:
 
 def defined(op: str) -> Callable[..., tuple[torch.Tensor, ...]]:
     """Return a function of the op's arguments that returns a mask an output: True is promised."""
-    for room in (_permute, _activation, _gemm):
+    for room in (_permute, _activation, _gemm, _route):
         if hasattr(room, f"{op}_defined"):
             return getattr(room, f"{op}_defined")
 

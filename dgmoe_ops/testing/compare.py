@@ -11,6 +11,8 @@ from .. import reference
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: bf16 results that may be so many units in the last place off; all others are bit-equal.
 ULPS = {"silu_and_mul": 1, "post_reorder_deepgemm": 1, "ep_gather": 1}
+#: ops whose first output the oracle gives in float64, with a bound
+BOUNDS = {"topk_gate": reference.topk_gate_bound, "hash_gate": reference.hash_gate_bound}
 #: ops that also promise the rows of alignment slack of their scale tensor
 SLACK = ("align_scale", "pack_ue8m0")
 
@@ -149,8 +151,8 @@ def assert_matches(op: str, got, args: tuple, kwargs: dict) -> None:
     """Assert that `got`, the result of `dgmoe::<op>`, is what the oracle promises.
 
     Layouts are equal; integers, e4m3 bytes and scales are bit-equal; bf16 results keep the op's
-    bound (`ULPS`, `gemm_bound`), as do fp32 results of a GEMM. The message names the first wrong
-    position and both values.
+    bound (`ULPS`, `gemm_bound`), as do fp32 results of a GEMM and weights (`BOUNDS`). The message
+    names the first wrong position and both values.
     """
     wanted = outputs(reference.reference(op)(*args, **kwargs))
     masks = reference.defined(op)(*args, **kwargs)
@@ -164,6 +166,8 @@ def assert_matches(op: str, got, args: tuple, kwargs: dict) -> None:
         if terms:
             exact, magnitude = terms[2 * index : 2 * index + 2]
             assert_bound(label, have, exact, gemm_bound(op, have, exact, magnitude), mask)
+        elif op in BOUNDS and index == 0:
+            assert_bound(label, have, *BOUNDS[op](*args, **kwargs), mask)
         elif op in ULPS:
             assert_ulps(label, have, want, ULPS[op], mask)
         else:

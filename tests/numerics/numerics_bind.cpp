@@ -33,6 +33,9 @@ uint8_t quantize(uint32_t x, uint32_t multiplier) {
 }
 float exp_f32(float x) { return dgmoe::exp_f32(x); }
 float silu(float x) { return dgmoe::silu(x); }
+float sigmoid(float x) { return dgmoe::sigmoid(x); }
+float log1p_unit(float x) { return dgmoe::log1p_unit(x); }
+float sqrt_softplus(float x) { return dgmoe::sqrt_softplus(x); }
 
 }  // namespace
 
@@ -50,6 +53,9 @@ PYBIND11_MODULE(numerics_bind, m) {
   m.def("quantize", py::vectorize(quantize));
   m.def("exp_f32", py::vectorize(exp_f32));
   m.def("silu", py::vectorize(silu));
+  m.def("sigmoid", py::vectorize(sigmoid));
+  m.def("log1p_unit", py::vectorize(log1p_unit));
+  m.def("sqrt_softplus", py::vectorize(sqrt_softplus));
 
   m.def("ceil_div", [](int64_t a, int64_t b) { return dgmoe::ceil_div(a, b); });
   m.def("round_up", [](int64_t a, int64_t b) { return dgmoe::round_up(a, b); });

@@ -7,12 +7,13 @@ oracles. Padding rows are poisoned with NaN; whoever reads them shows it.
 
 from __future__ import annotations
 
-from . import activation, combine, gemm, permute, scale, weights
+from . import activation, combine, gemm, permute, route, scale, weights
 from ._make import Sample, with_strides
 
 SAMPLES: dict[str, Sample] = {
     **scale.SAMPLES,
     **weights.SAMPLES,
+    **route.SAMPLES,
     **permute.SAMPLES,
     **gemm.SAMPLES,
     **activation.SAMPLES,

@@ -1,0 +1,250 @@
+#include "topk_gate.h"
+
+#include "gate.cuh"
+
+namespace dgmoe {
+namespace {
+
+constexpr int kWarpThreads = 128;  // four tokens a block
+constexpr int kWarps = kWarpThreads / kLanes;
+constexpr int64_t kWarpExperts = 512;     // more do not fit a warp's registers
+constexpr int64_t kCachedExperts = 8192;  // keys of a block's token that stay in shared memory
+
+// The key of one group by a whole warp; member(e) is the key of expert e.
+template <typename Member>
+__device__ uint32_t group_key(const TopkGatePlan& plan, int64_t group, int lane,
+                              const Member& member) {
+  uint32_t first = 0;
+  uint32_t second = 0;
+  for (int64_t i = lane; i < plan.group_size; i += kLanes) {
+    const uint32_t key = member(group * plan.group_size + i);
+    const uint32_t lower = key < first ? key : first;
+    second = lower > second ? lower : second;
+    first = key > first ? key : first;
+  }
+  const uint32_t best = warp_max(first);
+  if (!plan.top_two) return best;
+  // The first lane that holds the best gives it up; another that holds the same keeps its own.
+  const int owner = __ffs(__ballot_sync(kWholeWarp, first == best)) - 1;
+  return plan.group_key(best, warp_max(lane == owner ? second : first));
+}
+
+// A token a warp, its keys in registers: lane l holds experts l, l + 32, ...
+template <int kSlots, typename T>
+__global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePlan plan) {
+  extern __shared__ uint32_t rooms[];  // a warp: [experts] keys, [num_groups] keys of groups
+  const GatePlan& gate = plan.gate;
+  const int experts = static_cast<int>(gate.experts);
+  const int lane = threadIdx.x % kLanes;
+  const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
+  if (token >= gate.tokens) return;
+  const LogitRow<T> row(gate, token);
+  float x[kSlots];
+  uint32_t key[kSlots];  // 0: taken, or no such expert
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    const int e = i * kLanes + lane;
+    x[i] = e < experts ? row[e] : 0.0f;
+  }
+  if (token >= real_tokens(gate)) {  // asked after the logits, so that both loads overlap
+    pad_row(gate, token, lane);
+    return;
+  }
+  uint32_t most = 0;
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    key[i] = i * kLanes + lane < experts ? ordered_key(x[i]) : 0;
+    most = key[i] > most ? key[i] : most;
+  }
+  RowStats stats;
+  if (plan.needs_stats()) {
+    stats.max = key_value(warp_max(most));
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (i * kLanes + lane < experts) sum += exp_f32(x[i] - stats.max);
+    }
+    stats.sum = fold_lanes(sum);
+  }
+  if (plan.bias != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int e = i * kLanes + lane;
+      if (e < experts) key[i] = plan.choice_key(x[i], e, stats);
+    }
+  }
+  if (plan.topk_groups < plan.num_groups) {
+    const int num_groups = static_cast<int>(plan.num_groups);
+    const int group_size = static_cast<int>(plan.group_size);
+    uint32_t* members = rooms + threadIdx.x / kLanes * (experts + num_groups);
+    uint32_t* groups = members + experts;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int e = i * kLanes + lane;
+      if (e < experts) members[e] = plan.group_member_key(x[i], e, stats);
+    }
+    __syncwarp();
+    for (int g = 0; g < num_groups; ++g) {
+      const uint32_t best = group_key(plan, g, lane, [&](int64_t e) { return members[e]; });
+      if (lane == 0) groups[g] = best;
+    }
+    __syncwarp();
+    // A group stays that fewer than topk_groups others outrank.
+    for (int g = lane; g < num_groups; g += kLanes) {
+      int above = 0;
+      for (int other = 0; other < num_groups; ++other) {
+        above += ranked(groups[other], other) > ranked(groups[g], g);
+      }
+      members[g] = above < plan.topk_groups;  // as many as experts, or fewer
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int e = i * kLanes + lane;
+      if (e < experts && members[e / group_size] == 0) key[i] = 0;
+    }
+  }
+  uint32_t mine = 0;  // the expert of slot `lane`
+  for (int j = 0; j < gate.top_k; ++j) {
+    uint32_t best = 0;
+    uint32_t at = 0;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      at = key[i] > best ? i * kLanes + lane : at;
+      best = key[i] > best ? key[i] : best;
+    }
+    const uint32_t expert = warp_min(best == warp_max(best) ? at : 0xffffffffu);
+    mine = lane == j ? expert : mine;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      key[i] = expert == static_cast<uint32_t>(i * kLanes + lane) ? 0 : key[i];
+    }
+  }
+  finish_row(gate, token, row, stats, lane, [&](int64_t) { return static_cast<int32_t>(mine); });
+}
+
+// The highest rank below `bound` among `count` indices, 0 where there is none; by the whole block.
+template <typename Key>
+__device__ uint64_t highest_below(uint64_t bound, int64_t count, const Key& key_of) {
+  __shared__ uint64_t of_warps[kLanes];
+  const int lane = threadIdx.x % kLanes;
+  uint64_t best = 0;
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
+    const uint64_t rank = ranked(key_of(i), static_cast<uint32_t>(i));
+    if (rank < bound && rank > best) best = rank;
+  }
+  const auto across = [](uint64_t rank) {
+    const uint32_t high = warp_max(static_cast<uint32_t>(rank >> 32));
+    const bool leads = static_cast<uint32_t>(rank >> 32) == high;
+    return static_cast<uint64_t>(high) << 32 | warp_max(leads ? static_cast<uint32_t>(rank) : 0);
+  };
+  best = across(best);
+  __syncthreads();  // the last call's readers are done
+  if (lane == 0) of_warps[threadIdx.x / kLanes] = best;
+  __syncthreads();
+  return across(lane < blockDim.x / kLanes ? of_warps[lane] : 0);
+}
+
+// A token a block: any number of experts, chosen in falling order without marking what is taken.
+template <typename T>
+__global__ void __launch_bounds__(1024)
+    topk_gate_block_kernel(TopkGatePlan plan, uint32_t* all_groups, bool cached) {
+  extern __shared__ uint32_t cache[];  // [experts] keys, where `cached`
+  __shared__ RowStats shared_stats;
+  const GatePlan& gate = plan.gate;
+  const int lane = threadIdx.x % kLanes;
+  const int64_t token = blockIdx.x;
+  const bool first_warp = threadIdx.x < kLanes;
+  if (token >= real_tokens(gate)) {
+    if (first_warp) pad_row(gate, token, lane);
+    return;
+  }
+  const LogitRow<T> row(gate, token);
+  if (plan.needs_stats() && first_warp) {
+    const RowStats found = softmax_stats(row, gate.experts, lane);
+    if (lane == 0) shared_stats = found;
+  }
+  __syncthreads();
+  const RowStats stats = plan.needs_stats() ? shared_stats : RowStats{};
+
+  const bool grouped = plan.topk_groups < plan.num_groups;
+  uint32_t* groups = all_groups + token * plan.num_groups;
+  uint64_t last_group = 0;  // the rank of the last group that stays
+  if (grouped) {
+    for (int64_t g = threadIdx.x / kLanes; g < plan.num_groups; g += blockDim.x / kLanes) {
+      const uint32_t best = group_key(
+          plan, g, lane, [&](int64_t e) { return plan.group_member_key(row[e], e, stats); });
+      if (lane == 0) groups[g] = best;
+    }
+    __syncthreads();
+    last_group = ~uint64_t{0};
+    for (int64_t i = 0; i < plan.topk_groups; ++i) {
+      last_group = highest_below(last_group, plan.num_groups, [&](int64_t g) { return groups[g]; });
+    }
+  }
+  const auto key_of = [&](int64_t e) {
+    if (grouped) {
+      const int64_t g = e / plan.group_size;
+      if (ranked(groups[g], static_cast<uint32_t>(g)) < last_group) return uint32_t{0};
+    }
+    return plan.choice_key(row[e], e, stats);
+  };
+  if (cached) {
+    for (int64_t e = threadIdx.x; e < gate.experts; e += blockDim.x) cache[e] = key_of(e);
+    __syncthreads();
+  }
+  int32_t* ids = gate.ids + token * gate.width();
+  uint64_t rank = ~uint64_t{0};
+  for (int64_t j = 0; j < gate.top_k; ++j) {
+    rank =
+        highest_below(rank, gate.experts, [&](int64_t e) { return cached ? cache[e] : key_of(e); });
+    if (threadIdx.x == 0) ids[j] = static_cast<int32_t>(ranked_index(rank));
+  }
+  __syncthreads();
+  if (first_warp) {
+    finish_row(gate, token, row, stats, lane, [&](int64_t j) { return ids[j]; });
+  }
+}
+
+template <typename T>
+void launch_topk_gate(const CudaScope& scope, const TopkGatePlan& plan, const Tensor& like) {
+  const GatePlan& gate = plan.gate;
+  const bool grouped = plan.topk_groups < plan.num_groups;
+  if (gate.experts <= kWarpExperts && gate.top_k <= kLanes) {
+    const unsigned grid = static_cast<unsigned>(ceil_div(gate.tokens, kWarps));
+    const int64_t words = grouped ? kWarps * (gate.experts + plan.num_groups) : 0;
+    const unsigned shared = static_cast<unsigned>(words * sizeof(uint32_t));
+    const auto kernel = gate.experts <= 128   ? topk_gate_warp_kernel<4, T>
+                        : gate.experts <= 256 ? topk_gate_warp_kernel<8, T>
+                                              : topk_gate_warp_kernel<16, T>;
+    DGMOE_LAUNCH(kernel, grid, kWarpThreads, shared, scope, plan);
+    return;
+  }
+  // Goes back to the caching allocator at return; its next user waits in the same stream.
+  Tensor groups = empty({grouped ? gate.tokens : 0, plan.num_groups}, ScalarType::Int, like);
+  const bool cached = gate.experts <= kCachedExperts;
+  const unsigned threads = gate.experts <= 1024 ? 256 : 1024;
+  const unsigned shared = static_cast<unsigned>(cached ? gate.experts * sizeof(uint32_t) : 0);
+  DGMOE_LAUNCH(topk_gate_block_kernel<T>, static_cast<unsigned>(gate.tokens), threads, shared,
+               scope, plan, static_cast<uint32_t*>(mutable_data_of(groups)), cached);
+}
+
+std::tuple<Tensor, Tensor, Tensor> topk_gate_cuda(
+    const Tensor& logits, int64_t top_k, int64_t scoring, const std::optional<Tensor>& bias,
+    int64_t num_groups, int64_t topk_groups, int64_t group_scores, bool renormalize,
+    double routed_scaling_factor, bool scale_on_output, const std::optional<Tensor>& num_tokens,
+    int64_t num_fused_shared, const std::optional<Tensor>& expert_map, int64_t num_counts) {
+  const CudaScope scope(logits);
+  TopkGateCall call = plan_topk_gate(
+      logits, top_k, scoring, bias, num_groups, topk_groups, group_scores, renormalize,
+      routed_scaling_factor, scale_on_output, num_tokens, num_fused_shared, expert_map, num_counts);
+  clear_counts(scope, call.plan.gate);
+  with_logit_type(call.plan.gate,
+                  [&](auto type) { launch_topk_gate<decltype(type)>(scope, call.plan, logits); });
+  return {call.gate.weights, call.gate.ids, call.gate.counts};
+}
+
+}  // namespace
+}  // namespace dgmoe
+
+STABLE_TORCH_LIBRARY_IMPL(dgmoe, CUDA, m) { m.impl("topk_gate", DGMOE_BOX(dgmoe::topk_gate_cuda)); }

@@ -1,0 +1,47 @@
+"""The table of routings: the README shows it, and every call in it runs and does what it says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from dgmoe_ops.ops import hash_gate, topk_gate
+from dgmoe_ops.routing import ROUTINGS, Routing, Scoring, routing_table
+
+README = Path(__file__).parent.parent.parent / "README.md"
+
+
+def test_the_readme_shows_the_table() -> None:
+    assert routing_table() in README.read_text()
+
+
+@pytest.mark.parametrize("routing", ROUTINGS, ids=lambda routing: routing.models)
+def test_calls_run(device, routing: Routing) -> None:
+    torch.manual_seed(0)
+    names = {
+        "logits": torch.randn(5, 64, device=device),
+        "bias": torch.randn(64, device=device),
+        "token_ids": torch.randint(9, (5,), device=device),
+        "table": torch.randint(64, (9, 6), device=device),
+    }
+    used: dict = {}
+
+    def spy(function):
+        def call(*args, **kwargs):
+            used.update(kwargs)
+            return function(*args, **kwargs)
+
+        return call
+
+    gates = {"topk_gate": spy(topk_gate), "hash_gate": spy(hash_gate), "Scoring": Scoring}
+    weights, ids, _ = eval(routing.call, gates, names)  # noqa: S307  (a constant of the package)
+    default = Scoring.SQRT_SOFTPLUS if "hash" in routing.call else Scoring.SOFTMAX
+    assert used.get("scoring", default) == routing.scoring
+    assert ("bias" in used) == routing.biased
+    factor = used.get("routed_scaling_factor", 1.0)
+    sums = (weights.sum(-1) / factor).cpu()
+    assert torch.allclose(sums, torch.ones(5)) == routing.renormalize
+    assert (used.get("num_groups", 1) > 1) == ("group" in routing.groups)
+    assert ((ids >= 0) & (ids < 64)).all()
