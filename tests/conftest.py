@@ -43,3 +43,19 @@ def pytest_configure(config: pytest.Config) -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device that the ops under test run on."""
     return torch.device(request.config.getoption("--device"))
+
+
+#: ops that run on GPUs of at least this compute capability only
+LEAST_MAJOR = {"gemm_nt_mxfp8_f8f8bf16": 10}
+
+
+@pytest.fixture(autouse=True)
+def _skip_where_the_op_does_not_run(request: pytest.FixtureRequest) -> None:
+    """Skip tests of an op, named by a parameter or by their module, that call it on such a GPU."""
+    if "device" not in request.fixturenames or request.getfixturevalue("device").type != "cuda":
+        return
+    parameters = getattr(getattr(request.node, "callspec", None), "params", {})
+    for name in (parameters.get("name"), getattr(request.module, "NAME", None)):
+        least = LEAST_MAJOR.get(name, 0)
+        if torch.cuda.get_device_capability()[0] < least:
+            pytest.skip(f"dgmoe::{name} needs a GPU of compute capability {least}.0")

@@ -79,6 +79,8 @@ def test_shared_memory_is_refused(name, device) -> None:
             view, given[buffer] = beside(named[arg], given[buffer], shared=1)
             with refused(name, buffer):
                 packet(name).out(**(named | {arg: view}), **given)
+            if device.type == "cuda" and arg.endswith("_scale"):
+                continue  # the view is row-major, which the library does not take
             view, given[buffer] = beside(named[arg], given[buffer], shared=0)
             packet(name).out(**(named | {arg: view}), **given)
 
