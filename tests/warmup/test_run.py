@@ -11,10 +11,11 @@ import torch
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, config, jit, plan_warmup, warmup
+from dgmoe_ops._warmup_plan import layer_calls, layers_of
 from dgmoe_ops._warmup_run import OpRunner, operand_bytes, weight_bytes
 from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
-from dgmoe_ops.warmup import WarmupReport
+from dgmoe_ops.warmup import WarmupReport, _fit
 
 SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 
@@ -198,6 +199,13 @@ def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:
     runner.own = {call.weight: (prepared.w13, prepared.w13_scale)}
     runner(call)
     assert not runner._made
+
+    (layer,) = layers_of(prepared, None, 2, None)
+    every = {one.weight: None for one in plan_warmup(prepared, tokens=[300], top_k=2)}
+    both = layer_calls(layer, [(300, 300)], "masked", 128)
+    free = max(operand_bytes(one, False) for one in both)
+    assert _fit(layer, [(300, 300)], "masked", 128, every, False, free) == (both, None)
+    assert _fit(layer, [(300, 300)], "masked", 128, {}, False, free)[1].done == 150
 
 
 # ---- where it does not run ----
