@@ -13,6 +13,7 @@ import dgmoe_ops
 from dgmoe_ops import LayerShape, config, jit, plan_warmup, warmup
 from dgmoe_ops._warmup_plan import layer_calls, layers_of
 from dgmoe_ops._warmup_run import OpRunner, operand_bytes, weight_bytes
+from dgmoe_ops.backends.deep_gemm import scopes
 from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
 from dgmoe_ops.warmup import WarmupReport, _fit
@@ -206,6 +207,24 @@ def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:
     free = max(operand_bytes(one, False) for one in both)
     assert _fit(layer, [(300, 300)], "masked", 128, every, False, free) == (both, None)
     assert _fit(layer, [(300, 300)], "masked", 128, {}, False, free)[1].done == 150
+
+
+def test_other_alignments_are_called_in_their_scope(monkeypatch) -> None:
+    seen = []
+    shape = LayerShape(2, 128, 64, 1, "bf16")
+    real = torch.ops.dgmoe.grouped_gemm_nt_bf16_contig
+
+    def spy(*arguments):
+        seen.append((scopes.current().alignment, arguments[0].shape[0] % 64))
+        return real(*arguments)
+
+    runner = OpRunner(torch.device("cpu"))
+    for alignment in (None, 128, 64):
+        (call, _) = plan_warmup(shape, tokens=[3], layouts="contig", alignment=alignment)
+        monkeypatch.setattr(torch.ops, "dgmoe", SimpleNamespace(**{call.op: spy}))
+        runner(call)
+        monkeypatch.undo()
+    assert seen == [(None, 0), (None, 0), (64, 0)]
 
 
 # ---- where it does not run ----
