@@ -24,7 +24,7 @@ SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in config.VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
+        monkeypatch.setenv(variable.name, variable.default)  # a warm-up may set some
     monkeypatch.setenv(jit.FOLDER_VARIABLE, str(tmp_path / "default"))
     monkeypatch.setenv(jit.NVRTC_VARIABLE, "0")
     monkeypatch.delitem(sys.modules, jit.LIBRARY, raising=False)
@@ -264,6 +264,10 @@ def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
     assert report.cache_dir == str(tmp_path / "ours") == str(jit.folder()) and jit.uses_nvrtc()
     report = warmup(SHAPE, tokens=[1], runner=lambda call: None, cache_dir=tmp_path / "given")
     assert report.cache_dir == str(tmp_path / "given") == str(jit.folder())
+    # What the backend asks for when it imports the library: the argument, not the variable.
+    assert jit.configure(config.jit_cache_dir(), config.jit_nvrtc()) == tmp_path / "given"
+    warmup(SHAPE, tokens=[1], runner=lambda call: None, use_nvrtc=False)
+    assert config.jit_nvrtc() is False and not jit.uses_nvrtc()
     monkeypatch.setenv("DGMOE_JIT_NVRTC", "perhaps")
     with pytest.raises(ValueError, match="DGMOE_JIT_NVRTC must be one of auto, 0, 1"):
         warmup(SHAPE, tokens=[1], runner=lambda call: None)
