@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 
 import torch
 
 from ._warmup_plan import KernelCall
-from .layouts import WEIGHT_BLOCK, ScaleForm, ceil_div, round_up, scale_sizes_and_strides
+from .backends.deep_gemm import contiguous_alignment
+from .layouts import (
+    CONTIG_ALIGNMENT,
+    WEIGHT_BLOCK,
+    ScaleForm,
+    ceil_div,
+    round_up,
+    scale_sizes_and_strides,
+)
 from .recipes import RECIPES
 
 _ONE = {torch.float32: 1.0, torch.int32: 0x7F7F7F7F}  # as a scale, by its dtype
@@ -45,6 +54,13 @@ def operand_bytes(call: KernelCall, packed: bool) -> int:
         slabs = call.experts if masked else 1
         total += slabs * round_up(call.m, 4) * columns * 4
     return total
+
+
+def alignment_scope(call: KernelCall) -> contextlib.AbstractContextManager:
+    """The scope in which a caller with such segments calls; the library's tile follows from it."""
+    if call.alignment in (None, CONTIG_ALIGNMENT):
+        return contextlib.nullcontext()
+    return contiguous_alignment(call.alignment)
 
 
 @dataclass
@@ -100,7 +116,8 @@ class OpRunner:
             arguments = [a, self._scales(sizes, packed), b, b_scale, where]
         if call.masked:
             arguments.append(call.expected_m)
-        getattr(torch.ops.dgmoe, call.op)(*arguments)
+        with alignment_scope(call):
+            getattr(torch.ops.dgmoe, call.op)(*arguments)
 
     def release(self) -> None:
         """Let go of the weights that it allocated."""

@@ -142,7 +142,8 @@ def compile_once(
         list_kernels: names of the kernels in the folder.
 
     Returns:
-        How many kernels this process found new after its holds. No two processes count the same.
+        How many kernels were new in the folder after a call of this process that it made while it
+        held a lock. No two processes count the same one.
 
     Raises:
         TimeoutError: another process held a lock for longer than `timeout`.
@@ -167,12 +168,16 @@ def compile_once(
                 before = list_kernels(cache)
                 if _is_done(stamp, before):
                     held.close()  # finished by another process: load beside the others
-                    _run_all(group, run)
+                    for call in group.calls:
+                        run(call)
                 else:
-                    _run_all(group, run)
-                    after = list_kernels(cache)
-                    compiled += sum(_claim(cache, name) for name in sorted(after - before))
-                    _write(stamp, after)
+                    for call in group.calls:
+                        run(call)
+                        # At once: who compiled a kernel sees it first, and others count theirs.
+                        after = list_kernels(cache)
+                        compiled += sum(_claim(cache, name) for name in sorted(after - before))
+                        before = after
+                    _write(stamp, before)
         if len(busy) < len(pending):
             deadline = time.monotonic() + timeout
         elif time.monotonic() > deadline:
@@ -188,8 +193,3 @@ def compile_once(
 
 def _lock_file(ours: Path, group: Group) -> Path:
     return ours / f"{_digest(group.key)}.lock"
-
-
-def _run_all(group: Group, run: Callable[[object], object]) -> None:
-    for call in group.calls:
-        run(call)

@@ -262,8 +262,9 @@ def warmup(
         alignment: rows to which segments of the contiguous layout are padded. Default 128, as the
             layer has it.
         device: a GPU. CPU kernels need no warm-up: then nothing is done.
-        cache_dir: the library's cache folder. Default `DGMOE_JIT_CACHE_DIR`.
-        use_nvrtc: compile with NVRTC, or with nvcc. Default `DGMOE_JIT_NVRTC`.
+        cache_dir: the library's cache folder, from now on in this process. Default
+            `DGMOE_JIT_CACHE_DIR`.
+        use_nvrtc: compile with NVRTC, or with nvcc, likewise. Default `DGMOE_JIT_NVRTC`.
         progress: show a bar where stderr is a terminal.
         runner: runs one call. Default `OpRunner`: the op itself.
         free_bytes: bytes that can be allocated. Default the device's.
@@ -308,6 +309,11 @@ def warmup(
     folder = config.jit_cache_dir() if cache_dir is None else cache_dir
     nvrtc = config.jit_nvrtc() if use_nvrtc is None else use_nvrtc
     cache = jit.configure(folder, nvrtc)
+    # The backend reads the variables when it imports the library; an argument goes before them.
+    if cache_dir is not None:
+        os.environ["DGMOE_JIT_CACHE_DIR"] = str(cache)
+    if use_nvrtc is not None:
+        os.environ["DGMOE_JIT_NVRTC"] = str(int(use_nvrtc))
 
     calls: dict[KernelCall, None] = {}
     shrunk: list[Shrunk] = []

@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "jit": set(),
     "_progress": set(),
     "_warmup_plan": {"layouts", "platforms", "prepare", "recipes"},
-    "_warmup_run": {"layouts", "recipes", "_warmup_plan"},
+    "_warmup_run": {"layouts", "recipes", "backends", "_warmup_plan"},
     "warmup": {
         "config",
         "recipes",

@@ -11,10 +11,12 @@ import torch
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, config, jit, plan_warmup, warmup
+from dgmoe_ops._warmup_plan import layer_calls, layers_of
 from dgmoe_ops._warmup_run import OpRunner, operand_bytes, weight_bytes
+from dgmoe_ops.backends.deep_gemm import scopes
 from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
-from dgmoe_ops.warmup import WarmupReport
+from dgmoe_ops.warmup import WarmupReport, _fit
 
 SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 
@@ -22,7 +24,7 @@ SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in config.VARIABLES:
-        monkeypatch.delenv(variable.name, raising=False)
+        monkeypatch.setenv(variable.name, variable.default)  # a warm-up may set some
     monkeypatch.setenv(jit.FOLDER_VARIABLE, str(tmp_path / "default"))
     monkeypatch.setenv(jit.NVRTC_VARIABLE, "0")
     monkeypatch.delitem(sys.modules, jit.LIBRARY, raising=False)
@@ -199,6 +201,31 @@ def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:
     runner(call)
     assert not runner._made
 
+    (layer,) = layers_of(prepared, None, 2, None)
+    every = {one.weight: None for one in plan_warmup(prepared, tokens=[300], top_k=2)}
+    both = layer_calls(layer, [(300, 300)], "masked", 128)
+    free = max(operand_bytes(one, False) for one in both)
+    assert _fit(layer, [(300, 300)], "masked", 128, every, False, free) == (both, None)
+    assert _fit(layer, [(300, 300)], "masked", 128, {}, False, free)[1].done == 150
+
+
+def test_other_alignments_are_called_in_their_scope(monkeypatch) -> None:
+    seen = []
+    shape = LayerShape(2, 128, 64, 1, "bf16")
+    real = torch.ops.dgmoe.grouped_gemm_nt_bf16_contig
+
+    def spy(*arguments):
+        seen.append((scopes.current().alignment, arguments[0].shape[0] % 64))
+        return real(*arguments)
+
+    runner = OpRunner(torch.device("cpu"))
+    for alignment in (None, 128, 64):
+        (call, _) = plan_warmup(shape, tokens=[3], layouts="contig", alignment=alignment)
+        monkeypatch.setattr(torch.ops, "dgmoe", SimpleNamespace(**{call.op: spy}))
+        runner(call)
+        monkeypatch.undo()
+    assert seen == [(None, 0), (None, 0), (64, 0)]
+
 
 # ---- where it does not run ----
 
@@ -237,6 +264,10 @@ def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
     assert report.cache_dir == str(tmp_path / "ours") == str(jit.folder()) and jit.uses_nvrtc()
     report = warmup(SHAPE, tokens=[1], runner=lambda call: None, cache_dir=tmp_path / "given")
     assert report.cache_dir == str(tmp_path / "given") == str(jit.folder())
+    # What the backend asks for when it imports the library: the argument, not the variable.
+    assert jit.configure(config.jit_cache_dir(), config.jit_nvrtc()) == tmp_path / "given"
+    warmup(SHAPE, tokens=[1], runner=lambda call: None, use_nvrtc=False)
+    assert config.jit_nvrtc() is False and not jit.uses_nvrtc()
     monkeypatch.setenv("DGMOE_JIT_NVRTC", "perhaps")
     with pytest.raises(ValueError, match="DGMOE_JIT_NVRTC must be one of auto, 0, 1"):
         warmup(SHAPE, tokens=[1], runner=lambda call: None)
