@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from .config import LAYOUTS
+from ._sanity import at, first_where, looks_at
+from .config import LAYOUTS, sanity_check
 from .layouts import ceil_div, round_up
 from .ops._registry import one_device, refuse_grad, wants_grad
 from .recipes import RECIPES, Recipe
@@ -52,6 +53,13 @@ def _scale(arg: str, scale, weight: torch.Tensor, recipe: Recipe) -> None:
         form = "float32 block"
     if tuple(scale.shape) != shape:
         _fail(arg, f"have shape {shape} as {form} scales", tuple(scale.shape))
+
+
+def _check_ids(topk_ids: torch.Tensor, total: int) -> None:
+    where = first_where((topk_ids < -1) | (topk_ids > total))
+    if where is not None:
+        must = f"hold -1 (not routed) to {total}, the number of experts (not routed either)"
+        _fail("topk_ids", must, f"{int(topk_ids[where])} at {at(where)}")
 
 
 def check_layer(
@@ -156,6 +164,8 @@ def check_layer(
         "w2_scale": w2_scale,
     }
     one_device("fused_moe", list(named), tuple(named.values()), {})
+    if sanity_check() and looks_at(topk_ids):
+        _check_ids(topk_ids, total)
     for arg, tensor in named.items():
         if tensor is not None and wants_grad(tensor):
             refuse_grad("fused_moe", arg)

@@ -31,15 +31,16 @@ MAX_LINES = 400
 # A part may import itself and what this table names; parts are the modules or folders of dgmoe_ops.
 MAY_IMPORT = {
     "_load": set(),
+    "_sanity": set(),
     "config": set(),
     "layouts": {"config"},
     "recipes": {"config", "layouts"},
     "routing": set(),
     "platforms": {"config", "recipes", "layouts"},
     "ops": {"config", "recipes", "layouts", "platforms", "routing"},
-    "backends": {"config", "recipes", "layouts", "platforms", "jit"},
+    "backends": {"config", "recipes", "layouts", "platforms", "jit", "_sanity"},
     "prepare": {"config", "recipes", "layouts", "platforms", "ops"},
-    "_layer_contract": {"config", "recipes", "layouts", "platforms", "ops"},
+    "_layer_contract": {"config", "recipes", "layouts", "platforms", "ops", "_sanity"},
     "layer": {
         "config",
         "recipes",

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cuda_runtime.h>
+
+#include <cstdlib>
+
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
@@ -20,10 +23,22 @@ class CudaScope {
   }
   cudaStream_t stream() const { return stream_; }
 
+  bool is_capturing() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    STD_CUDA_CHECK(cudaStreamIsCapturing(stream_, &status));
+    return status != cudaStreamCaptureStatusNone;
+  }
+
  private:
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };
+
+// DGMOE_SANITY_CHECK: whether ops look at the contents of tensors, which waits for the device.
+inline bool sanity_check() {
+  const char* value = std::getenv("DGMOE_SANITY_CHECK");
+  return value != nullptr && value[0] == '1' && value[1] == '\0';
+}
 
 // Streaming multiprocessors of the current device; asked once a device.
 inline int multiprocessors() {

@@ -1,7 +1,6 @@
 #include "grouped_gemm_cuda.cuh"
 
 #include <atomic>
-#include <cstdlib>
 #include <mutex>
 #include <shared_mutex>
 #include <thread>
@@ -117,17 +116,6 @@ Shape shape_of(const DeepGemmCall& call) {
           call.recipe_a_columns,
           call.recipe_b_rows * 1024 + call.recipe_b_columns,
           call.num_splits};
-}
-
-bool sanity_check() {
-  const char* value = std::getenv("DGMOE_SANITY_CHECK");
-  return value != nullptr && value[0] == '1' && value[1] == '\0';
-}
-
-bool capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  STD_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-  return status != cudaStreamCaptureStatusNone;
 }
 
 // ---- the direct call ----
@@ -331,7 +319,7 @@ void deep_gemm(const CudaScope& scope, const DeepGemmCall& call) {
     if (warm) native = here.native[static_cast<int>(call.op)];
   }
   if (warm && !sanity_check() && try_directly(native, call)) return;
-  if (!warm && capturing(scope.stream())) refuse_cold_capture(call);
+  if (!warm && scope.is_capturing()) refuse_cold_capture(call);
   call_python(call);
   if (!warm) {
     std::unique_lock lock(here.mutex);

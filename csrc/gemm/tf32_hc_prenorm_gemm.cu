@@ -5,18 +5,28 @@
 namespace dgmoe {
 namespace {
 
+constexpr int64_t kLeastColumns = 8;
+
 std::tuple<Tensor, Tensor> run(const Tensor& x, const Tensor& fn, std::optional<int64_t> num_splits,
                                const std::optional<Tensor>& out,
                                const std::optional<Tensor>& sqr_sum) {
   const CudaScope scope(x);
   Tf32HcPrenormGemmCall call = plan_tf32_hc_prenorm_gemm(x, fn, num_splits, out, sqr_sum);
   const Tf32HcPrenormGemmPlan& p = call.plan;
-  // Without columns of the result the library would not compute the sums either.
-  const Check check("tf32_hc_prenorm_gemm");
-  check.that(p.n > 0 || p.m == 0, "fn", "have at least one row on CUDA", shape_text(fn));
+  // The library wants columns of the result, also where only the sums are asked for.
+  const int64_t n = p.n > 0 || p.m == 0 ? p.n : kLeastColumns;
+  Tensor rows = fn;
+  Tensor d = call.out;
+  if (n != p.n) {
+    rows = empty({n, p.k}, ScalarType::Float, fn);
+    STD_CUDA_CHECK(
+        cudaMemsetAsync(mutable_data_of(rows), 0, n * p.k * sizeof(float), scope.stream()));
+    d = empty(num_splits.has_value() ? Sizes{p.splits, p.m, n} : Sizes{p.m, n}, ScalarType::Float,
+              fn);
+  }
   deep_gemm(scope,
-            {DeepGemmOp::kTf32HcPrenorm, "tf32_hc_prenorm_gemm", &x, nullptr, &fn, nullptr, nullptr,
-             1, p.m, p.n, p.k, 0, 0, 0, 0, num_splits.value_or(0), &call.out, &call.sqr_sum});
+            {DeepGemmOp::kTf32HcPrenorm, "tf32_hc_prenorm_gemm", &x, nullptr, &rows, nullptr,
+             nullptr, 1, p.m, n, p.k, 0, 0, 0, 0, num_splits.value_or(0), &d, &call.sqr_sum});
   return {call.out, call.sqr_sum};
 }
 

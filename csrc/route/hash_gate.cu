@@ -1,7 +1,5 @@
 #include "hash_gate.h"
 
-#include <cstdlib>
-
 #include "gate.cuh"
 
 namespace dgmoe {
@@ -77,14 +75,6 @@ void check_ids(const CudaScope& scope, const HashGatePlan& plan, const Tensor& l
   refuse_expert(plan, fetch(plan.table, token_id, found % slots - 1));
 }
 
-bool looks_at_contents(const CudaScope& scope) {
-  const char* value = std::getenv("DGMOE_SANITY_CHECK");
-  if (value == nullptr || value[0] != '1' || value[1] != '\0') return false;
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  STD_CUDA_CHECK(cudaStreamIsCapturing(scope.stream(), &status));
-  return status == cudaStreamCaptureStatusNone;
-}
-
 std::tuple<Tensor, Tensor, Tensor> hash_gate_cuda(
     const Tensor& token_ids, const Tensor& table, const Tensor& logits, int64_t scoring,
     bool renormalize, double routed_scaling_factor, bool scale_on_output,
@@ -95,7 +85,7 @@ std::tuple<Tensor, Tensor, Tensor> hash_gate_cuda(
       plan_hash_gate(token_ids, table, logits, scoring, renormalize, routed_scaling_factor,
                      scale_on_output, num_tokens, num_fused_shared, expert_map, num_counts);
   const GatePlan& gate = call.plan.gate;
-  if (looks_at_contents(scope)) check_ids(scope, call.plan, token_ids);
+  if (sanity_check() && !scope.is_capturing()) check_ids(scope, call.plan, token_ids);
   clear_counts(scope, gate);
   const unsigned grid = static_cast<unsigned>(ceil_div(gate.tokens, kThreads / kLanes));
   with_logit_type(gate, [&](auto type) {

@@ -117,6 +117,7 @@ def test_other_devices_are_refused(pretend, arch_major):
         ("gemm_nt_bf16bf16f32", {"k": 8}, "k must be a multiple of 64 on CUDA, got 8"),
         ("tf32_hc_prenorm_gemm", {"n": 40}, "fn must have at most 32 rows"),
         ("tf32_hc_prenorm_gemm", {"k": 32}, "x must have a multiple of 64 columns"),
+        ("tf32_hc_prenorm_gemm", {"num_splits": 5}, "num_splits must be at most k / 64 = 4"),
     ],
 )
 def test_sizes_that_the_library_would_trap_on(pretend, op, sizes, text):

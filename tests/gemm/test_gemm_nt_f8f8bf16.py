@@ -67,6 +67,8 @@ def test_groups_of_32(device) -> None:
 
 @pytest.mark.parametrize("m", [64, 200])
 def test_is_the_grouped_one_of_one_expert(device, m) -> None:
+    if device.type == "cuda":
+        m = -(-m // 128) * 128  # DeepGEMM takes whole segments
     c = case(device, F8)
     a, a_scale = c.a[E][:m], mn_major(c.a_scale[E][:m])
     where = torch.zeros(m, dtype=torch.int32, device=device)

@@ -121,11 +121,9 @@ def test_rows_are_on_their_own(device) -> None:
 
 
 @pytest.mark.parametrize("splits", [None, 3])
-@pytest.mark.parametrize("shape", [(0, 8, 64), (5, 0, 64), (5, 8, 0), (0, 0, 0)])
+@pytest.mark.parametrize("shape", [(0, 8, 192), (5, 0, 192), (5, 8, 0), (0, 0, 0)])
 def test_empty(device, shape, splits) -> None:
     m, n, k = shape
-    if device.type == "cuda" and m and not n:
-        pytest.skip("a GPU computes no sums without columns of the result")
     x = torch.ones((m, k), dtype=BF16, device=device)
     out, sqr_sum = gemm(x, torch.ones((n, k), device=device), num_splits=splits)
     pieces = () if splits is None else (splits,)

@@ -263,3 +263,20 @@ def test_bad_out_is_refused(make, message, device):
     args, kwargs = layer_inputs(9, 4, 2, "bf16", device)
     with pytest.raises(ValueError, match=message):
         torch.ops.dgmoe.fused_moe.out(*args, out=make(args[0]), **kwargs)
+
+
+def test_sanity_mode_names_the_first_bad_id(device, monkeypatch):
+    args, kwargs = layer_inputs(5, 4, 2, "bf16", device)
+    x, weights, ids, *rest = args
+    ids = ids.clone()
+    ids[1, 1], ids[2, 0] = -1, 4  # not routed, both legal
+    want = torch.ops.dgmoe.fused_moe(x, weights, ids, *rest, **kwargs)
+    bad = ids.clone()
+    bad[3, 1] = 9
+    torch.ops.dgmoe.fused_moe(x, weights, bad, *rest, **kwargs)  # off by default
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
+    assert torch.equal(torch.ops.dgmoe.fused_moe(x, weights, ids, *rest, **kwargs), want)
+    for value in (9, -2):
+        bad[3, 1] = value
+        with pytest.raises(ValueError, match=rf"topk_ids must hold -1 .*, got {value} at \[3, 1\]"):
+            torch.ops.dgmoe.fused_moe(x, weights, bad, *rest, **kwargs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from ... import config
+from ... import _sanity, config
 from ...layouts import CONTIG_ALIGNMENT
 from . import library, native, overlap, rules, sanity, scopes
 from .overlap import down_gemm_overlap
@@ -56,7 +56,7 @@ def run(request: Request) -> None:
         raise refuse(request.op, "alignment", f"be one of {legal} on {rule.name}", alignment)
     rules.check_sizes(request, alignment)
     request, recipes = rules.check_scales(request, arch_major)
-    if config.sanity_check():
+    if config.sanity_check() and _sanity.looks_at(request.a):
         sanity.check_request(request, rule, alignment)
     module, function = library.call(request, recipes)
     if not recipes and not overlap.active():

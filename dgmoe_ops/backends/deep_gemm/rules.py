@@ -246,3 +246,7 @@ def check_prenorm_sizes(request: Request) -> None:
         raise refuse(op, "fn", "have at most 32 rows, a multiple of 8, on CUDA", request.n)
     if request.k % 64:
         raise refuse(op, "x", "have a multiple of 64 columns on CUDA", request.k)
+    splits = request.num_splits or 1
+    if splits > request.k // 64:
+        must = f"be at most k / 64 = {request.k // 64} on CUDA, a block a piece"
+        raise refuse(op, "num_splits", must, splits)

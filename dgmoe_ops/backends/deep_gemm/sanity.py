@@ -4,26 +4,10 @@ from __future__ import annotations
 
 import torch
 
+from ..._sanity import at, first_where
 from ...layouts import TILE_ROWS, round_up
 from .request import Request, refuse
 from .rules import ArchRule
-
-
-def first_where(mask: torch.Tensor) -> tuple[int, ...] | None:
-    """The indices of the first true element, or None."""
-    flat = mask.flatten()
-    if not bool(flat.any()):
-        return None
-    position = int(flat.to(torch.uint8).argmax())
-    found = []
-    for size in reversed(mask.shape):
-        found.append(position % size)
-        position //= size
-    return tuple(reversed(found))
-
-
-def at(indices: tuple[int, ...]) -> str:
-    return f"[{', '.join(map(str, indices))}]"
 
 
 def check_request(request: Request, rule: ArchRule, alignment: int) -> None:

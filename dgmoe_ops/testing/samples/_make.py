@@ -54,6 +54,12 @@ def with_strides(tensor: torch.Tensor, strides: str) -> torch.Tensor:
         return tensor
     if strides == "transposed":
         return tensor.transpose(-1, -2).contiguous().transpose(-1, -2)
+    if strides == "tma":  # columns start on 16 bytes
+        *batch, rows, columns = tensor.shape
+        room = tensor.new_zeros((*batch, columns, -(-rows // 4) * 4))
+        view = room[..., :rows].transpose(-1, -2)
+        view.copy_(tensor)
+        return view
     *outer, columns = tensor.shape
     sliced = strides == "sliced"
     wide = tensor.new_empty((*outer, columns + 3 if sliced else 2 * columns))

@@ -44,7 +44,7 @@ def _legal(device, m: int, n: int, k: int, alignment: int, strides: str):
     if torch.device(device).type == "cpu":
         return m, n, k, alignment, strides
     return (
-        -(-m // 256) * 256, -(-n // 128) * 128, max(128, -(-k // 128) * 128), 128, "transposed",
+        -(-m // 256) * 256, -(-n // 128) * 128, max(128, -(-k // 128) * 128), 128, "tma",
     )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ def _operands(device, seed, masked, fp8, experts, m, n, k, alignment, strides, r
         a.to(device),
         with_strides(a_scale.to(device), strides),
         b.to(device),
-        with_strides(b_scale.to(device), "dense" if strides == "transposed" else strides),
+        with_strides(b_scale.to(device), "dense" if strides in ("transposed", "tma") else strides),
         info.to(device),
     )
 
@@ -139,7 +139,7 @@ def _dense_fp8(
         a.to(device),
         with_strides(a_scale.to(device), strides),
         b.to(device),
-        with_strides(b_scale.to(device), "dense" if strides == "transposed" else strides),
+        with_strides(b_scale.to(device), "dense" if strides in ("transposed", "tma") else strides),
     ), {"recipe_a": list(grains[0]), "recipe_b": list(grains[1])} if explicit else {}
 
 
