@@ -76,6 +76,8 @@ def _facts_table(document: dict) -> Table:
         table.add_row("DeepGEMM, tried", escape(gemm["proof"]))
     nvcc = document["nvcc"]
     table.add_row("nvcc", f"{nvcc}, {document['nvcc_version']}" if nvcc else "not found")
+    kernels = f"{document['jit_kernels']} compiled kernels, by {document['jit_compiler']}"
+    table.add_row("DeepGEMM's cache", escape(f"{document['jit_cache']}, {kernels}"))
     for setting in document["settings"]:
         value = setting["value"] if setting["error"] is None else "not legal"
         table.add_row(setting["name"], f"{value} (default {setting['default']})")

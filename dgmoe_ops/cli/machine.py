@@ -8,6 +8,7 @@ import platform
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import torch
 
 import dgmoe_ops
 
-from .. import config
+from .. import config, jit
 from ..backends import deep_gemm
 
 
@@ -50,6 +51,9 @@ class Machine:
         deep_gemm: the installed distribution and version, or None.
         pins: versions of what the fitting wheel pins, None where not installed.
         nvcc: its path, or None; nvcc_version: its release.
+        jit_cache: the folder in which DeepGEMM keeps its compiled kernels.
+        jit_kernels: how many are in it.
+        jit_compiler: what it compiles with, "nvcc" or "NVRTC".
         settings: every variable of `config`.
     """
 
@@ -63,6 +67,9 @@ class Machine:
     pins: dict[str, str | None]
     nvcc: str | None
     nvcc_version: str | None
+    jit_cache: str
+    jit_kernels: int
+    jit_compiler: str
     settings: tuple[Setting, ...]
 
 
@@ -119,11 +126,22 @@ def read_settings() -> tuple[Setting, ...]:
     return tuple(read)
 
 
+def _or_none(read: Callable[[], object]) -> object:
+    """What a variable says; None too where it holds no legal value, which its setting tells."""
+    try:
+        return read()
+    except ValueError:
+        return None
+
+
 def look() -> Machine:
     """Look at this machine."""
     wheel = deep_gemm.fitting_wheel(torch.__version__)
     pins = wheel[1] if wheel else ()
     nvcc = _find_nvcc()
+    folder = Path(config.jit_cache_dir() or jit.folder())
+    chosen = _or_none(config.jit_nvrtc)
+    nvrtc = jit.uses_nvrtc() if chosen is None else chosen
     return Machine(
         python=platform.python_version(),
         torch=torch.__version__,
@@ -135,5 +153,8 @@ def look() -> Machine:
         pins={pin: _installed(pin.split("==")[0]) for pin in pins},
         nvcc=nvcc,
         nvcc_version=_nvcc_version(nvcc),
+        jit_cache=str(folder),
+        jit_kernels=len(jit.kernels(folder)),
+        jit_compiler="NVRTC" if nvrtc else "nvcc",
         settings=read_settings(),
     )

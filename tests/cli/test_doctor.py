@@ -45,6 +45,9 @@ def made_up(arch: int | None = 90, **facts: object) -> machine.Machine:
         pins={pin: pin.split("==")[1] for pin in PINS},
         nvcc="/usr/local/cuda/bin/nvcc",
         nvcc_version="13.0",
+        jit_cache="/somewhere/kernels",
+        jit_kernels=12,
+        jit_compiler="nvcc",
         settings=SETTINGS,
     )
     return dataclasses.replace(whole, **facts)
