@@ -5,6 +5,10 @@
 //   bias     [experts, 2 * intermediate] float32 or bfloat16, any strides, its columns as those of
 //            gate_up; added in fp32. The expert is the slab's, or that of m_indices; one past the
 //            last row of bias has none
+// The formulas are those of functors.h in fp32. On CUDA the hardware approximates exponential and
+// quotient: of 10^4 e4m3 values at most one is off, by one step; an fp32 scale by 2e-6 relatively; of
+// 10^4 power-of-two scales at most one, by a factor of two. With DGMOE_EXACT_ACTIVATION=1 the bits are
+// those of the CPU. What is not finite is so in either.
 #pragma once
 
 #include <cfloat>

@@ -1,6 +1,7 @@
 """Activation room: the gated activation between the GEMMs, quantised for GEMM2 in the same pass.
 
-The formulas are those of `dgmoe_ops.activations`.
+The formulas are those of `dgmoe_ops.activations`, in fp32. On CUDA the hardware approximates them:
+of 10^4 e4m3 values at most one is off, by one step, unless `DGMOE_EXACT_ACTIVATION` is 1.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ from helpers import BF16, bits, int32, op, random_bf16, refused, same_bits
 from hypothesis import given, settings
 from hypothesis.strategies import data
 
+from dgmoe_ops import reference
 from dgmoe_ops.testing import approximate, compare
 from dgmoe_ops.testing.samples import SAMPLES
 
@@ -48,10 +49,25 @@ def test_widths_of_models(device, name: str, data) -> None:
 def test_exact_on_every_device(device, name: str, monkeypatch) -> None:
     """With DGMOE_EXACT_ACTIVATION=1 a GPU gives the bits of the CPU."""
     monkeypatch.setenv("DGMOE_EXACT_ACTIVATION", "1")
-    space = SAMPLES[name].edge_cases
-    for seed, case in enumerate(space):
+    for seed, case in enumerate(SAMPLES[name].edge_cases):
         args, kwargs = SAMPLES[name].build(device, seed=seed, **case)
-        compare.check(name, args, kwargs)
+        found = compare.outputs(op(name)(*args, **kwargs))
+        compare.assert_matches(name, found, args, kwargs)
+        args, kwargs = SAMPLES[name].build("cpu", seed=seed, **case)
+        expected = compare.outputs(op(name)(*args, **kwargs))
+        masks = reference.defined(name)(*args, **kwargs)
+        for one, other, mask in zip(found, expected, masks, strict=True):
+            compare.assert_bits(name, one, other, mask)
+
+
+@each_act
+@pytest.mark.parametrize("form", [1, 2])
+def test_of_ten_thousand_values_one_is_off(device, act: str, form: int) -> None:
+    """On a GPU by default: enough values that the bound counts."""
+    family, parameters = ACTS[act]
+    args = (random_bf16((256, 4096), device) * 3, None)
+    kwargs = {"scale_form": form, **parameters}
+    compare.check(family + "_post_quant_contig", args, kwargs)
 
 
 # ---- worked by hand ----
