@@ -1,7 +1,7 @@
 // Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, UE8M0, group
-// scales, exp, tanh, SiLU and the scores of routers. No torch include, so that a test can bind them alone. Only explicit fused
-// multiply-adds; build with contraction off (-ffp-contract=off, -fmad=false), otherwise host and
-// device stop agreeing.
+// scales, exp, tanh, SiLU and the scores of routers. No torch include, so that a test can bind them
+// alone. Only explicit fused multiply-adds; build with contraction off (-ffp-contract=off,
+// -fmad=false), otherwise host and device stop agreeing.
 #pragma once
 
 #include <cmath>
