@@ -88,6 +88,15 @@ def jit_nvrtc() -> bool | None:
     return None if value == "auto" else value == "1"
 
 
+def exact_activation() -> bool:
+    """`DGMOE_EXACT_ACTIVATION` (default 0): 1 gives activations on CUDA the bits of the CPU.
+
+    By default the hardware approximates exponential and quotient: of 10^4 e4m3 values at most one
+    is off, by one step. The C++ library reads the variable itself, at every call.
+    """
+    return os.environ.get("DGMOE_EXACT_ACTIVATION") == "1"
+
+
 class Variable(NamedTuple):
     """One variable: its name, what it is when unset, and who reads it."""
 
@@ -104,4 +113,5 @@ VARIABLES = (
     Variable("DGMOE_NATIVE_CALLS", "1", native_calls),
     Variable("DGMOE_JIT_CACHE_DIR", "auto", jit_cache_dir),
     Variable("DGMOE_JIT_NVRTC", "auto", jit_nvrtc),
+    Variable("DGMOE_EXACT_ACTIVATION", "0", exact_activation),
 )

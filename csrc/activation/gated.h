@@ -1,12 +1,32 @@
-// What the gated activations share: which rows of the GEMM1 output are valid, and the checks of
-// that input.
+// What the gated activations share: which rows of the GEMM1 output are valid, how gate and up stand
+// in them, which bias they take, and the checks of all that. Every op of the room takes
+//   swizzle  columns of gate_up: 0, gate then up; 8, eight of gate and eight of up in turn (a
+//            multiple of 8 of each); 1, one of each in turn
+//   bias     [experts, 2 * intermediate] float32 or bfloat16, any strides, its columns as those of
+//            gate_up; added in fp32. The expert is the slab's, or that of m_indices; one past the
+//            last row of bias has none
+// The formulas are those of functors.h in fp32. On CUDA the hardware approximates exponential and
+// quotient: of 10^4 e4m3 values at most one is off, by one step; an fp32 scale by 2e-6 relatively; of
+// 10^4 power-of-two scales at most one, by a factor of two. With DGMOE_EXACT_ACTIVATION=1 the bits are
+// those of the CPU. What is not finite is so in either.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
+#include <limits>
+
 #include "../common/check.h"
+#include "functors.h"
 
 namespace dgmoe {
 
-// gate_up is (batches, rows, 2 * inter), gate first; `batches` is 1 for the contiguous layout.
+struct GatedBias {
+  const void* data;  // null: none
+  bool is_float;
+  int64_t experts, row_stride;
+};
+
+// gate_up is (batches, rows, 2 * inter); `batches` is 1 for the contiguous layout.
 struct GatedPlan {
   const uint16_t* gate_up;
   int64_t batches, rows, inter;
@@ -15,6 +35,9 @@ struct GatedPlan {
   const int32_t* masked_m;   // [batches] valid rows
   const int32_t* m_indices;  // [rows] expert or -1, or null
   int64_t alignment;  // rows of a tile: padding within a tile of valid rows gets legal scales
+  int32_t swizzle;    // 0, 1 or 8
+  GatedBias bias;
+  ActivationParams activation;
 
   DGMOE_HD bool valid(int64_t batch, int64_t row) const {
     if (masked) return row < masked_m[batch];
@@ -25,21 +48,74 @@ struct GatedPlan {
   DGMOE_HD bool in_tile(int64_t batch, int64_t row) const {
     return valid(batch, row / alignment * alignment);
   }
+  // The row of the bias that a valid row takes, or -1.
+  DGMOE_HD int64_t bias_row(int64_t batch, int64_t row) const {
+    if (bias.data == nullptr) return -1;
+    const int64_t expert = masked ? batch : m_indices[row];
+    return expert < bias.experts ? expert : -1;
+  }
 };
 
 struct GatedInput {
-  Tensor gate_up;  // keeps a re-aligned copy alive
+  Tensor gate_up;              // keeps a re-aligned copy alive
+  std::optional<Tensor> bias;  // likewise
   GatedPlan plan;
 };
 
+// What an op says besides where its rows are.
+struct GatedOptions {
+  ActivationParams activation;
+  int64_t swizzle;
+  const std::optional<Tensor>& bias;
+};
+
+inline float positive_float(const Check& check, const char* arg, double value) {
+  check.that(value >= FLT_MIN && value <= FLT_MAX, arg, "be positive and finite, as float32",
+             value);
+  return static_cast<float>(value);
+}
+
+inline float limit_or_infinity(const Check& check, const char* arg, std::optional<double> limit) {
+  return limit.has_value() ? positive_float(check, arg, *limit)
+                           : std::numeric_limits<float>::infinity();
+}
+
+inline ActivationParams silu_activation(const Check& check, std::optional<double> swiglu_limit,
+                                        std::optional<double> gemm1_alpha,
+                                        std::optional<double> gemm1_clamp_limit) {
+  if (!gemm1_alpha.has_value()) {
+    check.that(!gemm1_clamp_limit.has_value(), "gemm1_clamp_limit",
+               "be None without gemm1_alpha (swiglu_limit clamps SiLU)",
+               gemm1_clamp_limit.value_or(0));
+    const float limit = limit_or_infinity(check, "swiglu_limit", swiglu_limit);
+    return {ActivationKind::kSilu, limit, 1.0f, 1.0f, 1.0f};
+  }
+  check.that(!swiglu_limit.has_value(), "swiglu_limit",
+             "be None with gemm1_alpha (gemm1_clamp_limit clamps then)", swiglu_limit.value_or(0));
+  check.that(std::fabs(*gemm1_alpha) <= FLT_MAX, "gemm1_alpha", "be finite, as float32",
+             *gemm1_alpha);
+  const float limit = limit_or_infinity(check, "gemm1_clamp_limit", gemm1_clamp_limit);
+  return {ActivationKind::kSwigluOai, limit, static_cast<float>(*gemm1_alpha), 1.0f, 1.0f};
+}
+
+inline ActivationParams situ_activation(const Check& check, double beta, double linear_beta) {
+  return {ActivationKind::kSitu, std::numeric_limits<float>::infinity(), 1.0f,
+          positive_float(check, "beta", beta), positive_float(check, "linear_beta", linear_beta)};
+}
+
 inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
                              const std::optional<Tensor>& masked_m,
-                             const std::optional<Tensor>& m_indices, int64_t alignment) {
+                             const std::optional<Tensor>& m_indices, int64_t alignment,
+                             const GatedOptions& options) {
   check.dtype("gate_up", gate_up, {ScalarType::BFloat16});
   const bool batched = masked_m.has_value();
   check.dim("gate_up", gate_up, batched ? 3 : 2,
             batched ? "(experts, m, 2 * intermediate)" : "(m, 2 * intermediate)");
   const int64_t d = batched ? 1 : 0;
+  for (int64_t i = 0; i < gate_up.dim(); ++i) {  // kernels count them by 32 bits
+    check.that(gate_up.size(i) <= INT32_MAX, "gate_up", "have sizes below 2^31",
+               shape_text(gate_up));
+  }
   check.that(gate_up.size(d + 1) % 2 == 0, "gate_up", "have an even last dimension, gate and up",
              shape_text(gate_up));
   if (batched) {
@@ -58,60 +134,63 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
     check.contiguous("m_indices", *m_indices);
   }
   check.at_least("alignment", alignment, 1);
+  const int64_t inter = gate_up.size(d + 1) / 2;
+  const int64_t swizzle = options.swizzle;
+  check.that(swizzle == 0 || swizzle == 1 || swizzle == 8, "swizzle", "be 0, 1 or 8", swizzle);
+  check.that(swizzle != 8 || inter % 8 == 0, "gate_up",
+             "have a last dimension that is a multiple of 16 with swizzle 8", shape_text(gate_up));
+  std::optional<Tensor> bias;
+  if (options.bias.has_value()) {
+    check.dtype("bias", *options.bias, {ScalarType::Float, ScalarType::BFloat16});
+    check.dim("bias", *options.bias, 2, "(experts, 2 * intermediate)");
+    if (batched) check.size("bias", *options.bias, 0, gate_up.size(0), "the experts of gate_up");
+    check.size("bias", *options.bias, 1, 2 * inter, "the columns of gate_up");
+    check.same_device("bias", *options.bias, "gate_up", gate_up);
+    check.that(batched || m_indices.has_value(), "m_indices", "be given with a bias", "None");
+    bias = with_aligned_rows(*options.bias);
+  }
   Tensor in = with_aligned_rows(gate_up);
   GatedPlan plan{static_cast<const uint16_t*>(data_of(in)),
                  batched ? gate_up.size(0) : 1,
                  gate_up.size(d),
-                 gate_up.size(d + 1) / 2,
+                 inter,
                  batched ? in.stride(0) : 0,
                  in.stride(d),
                  batched,
                  batched ? static_cast<const int32_t*>(data_of(*masked_m)) : nullptr,
                  m_indices.has_value() ? static_cast<const int32_t*>(data_of(*m_indices)) : nullptr,
-                 alignment};
-  return {in, plan};
+                 alignment,
+                 static_cast<int32_t>(swizzle),
+                 bias.has_value() ? GatedBias{data_of(*bias), dtype_of(*bias) == ScalarType::Float,
+                                              bias->size(0), bias->stride(0)}
+                                  : GatedBias{},
+                 options.activation};
+  return {in, bias, plan};
 }
 
-// The quantised forms: what they write besides.
-struct GatedQuantPlan {
+// ---- without quantisation ----
+
+struct GatedBf16Plan {
   GatedPlan in;
-  uint8_t* q;
-  void* scale;
-  ScaleLayout layout;
-  int64_t group_size;
-  bool power_of_two;
-  bool round_activation;
+  uint16_t* out;
 };
 
-struct GatedQuantCall {
-  Tensor gate_up;
-  Tensor q, scale;
-  GatedQuantPlan plan;
+struct GatedBf16Call {
+  GatedInput input;
+  Tensor out;
+  GatedBf16Plan plan;
 };
 
-inline GatedQuantCall plan_gated_quant(const Check& check, const Tensor& gate_up,
-                                       const std::optional<Tensor>& masked_m,
-                                       const std::optional<Tensor>& m_indices, int64_t group_size,
-                                       int64_t scale_form, bool round_scale, bool round_activation,
-                                       int64_t alignment) {
-  check.group_size(group_size);
-  const ScaleForm form = check.scale_form(scale_form);
-  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, alignment);
-  const bool batched = masked_m.has_value();
-  const int64_t inter = in.plan.inter;
-  Tensor q =
-      empty(batched ? Sizes{in.plan.batches, in.plan.rows, inter} : Sizes{in.plan.rows, inter},
-            ScalarType::Float8_e4m3fn, gate_up);
-  ScaleTensor scale = empty_scale(batched ? in.plan.batches : -1, in.plan.rows,
-                                  ceil_div(inter, group_size), form, gate_up);
-  GatedQuantPlan plan{in.plan,
-                      static_cast<uint8_t*>(mutable_data_of(q)),
-                      mutable_data_of(scale.tensor),
-                      scale.layout,
-                      group_size,
-                      round_scale || form == ScaleForm::kPackedUe8m0,
-                      round_activation};
-  return {in.gate_up, q, scale.tensor, plan};
+inline GatedBf16Call plan_gated_bf16(const Check& check, const Tensor& gate_up,
+                                     const std::optional<Tensor>& masked_m,
+                                     const std::optional<Tensor>& m_indices,
+                                     const GatedOptions& options) {
+  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows, options);
+  Tensor out = empty(masked_m.has_value() ? Sizes{in.plan.batches, in.plan.rows, in.plan.inter}
+                                          : Sizes{in.plan.rows, in.plan.inter},
+                     ScalarType::BFloat16, gate_up);
+  const GatedBf16Plan plan{in.plan, static_cast<uint16_t*>(mutable_data_of(out))};
+  return {in, out, plan};
 }
 
 }  // namespace dgmoe

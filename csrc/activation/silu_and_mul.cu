@@ -5,30 +5,14 @@
 namespace dgmoe {
 namespace {
 
-struct Bf16Sink {
-  static constexpr bool kPads = false;
-
-  uint16_t* out;
-  int64_t rows, inter;
-
-  __device__ __forceinline__ void take(int64_t batch, int64_t row, int64_t column, int64_t count,
-                                       const float (&y)[kGatedColumns]) const {
-    if (count <= 0) return;
-    uint16_t* at = out + (batch * rows + row) * inter + column;
-    if (inter % kGatedColumns == 0) {
-      store8_bf16(at, y);
-    } else {
-      store_some_bf16(at, count, y);
-    }
-  }
-};
-
 Tensor silu_and_mul_cuda(const Tensor& gate_up, const std::optional<Tensor>& masked_m,
-                         const std::optional<Tensor>& m_indices) {
+                         const std::optional<Tensor>& m_indices, std::optional<double> swiglu_limit,
+                         std::optional<double> gemm1_alpha, std::optional<double> gemm1_clamp_limit,
+                         int64_t swizzle, const std::optional<Tensor>& bias) {
   const CudaScope scope(gate_up);
-  SiluAndMulCall call = plan_silu_and_mul(gate_up, masked_m, m_indices);
-  const GatedPlan& in = call.plan.in;
-  launch_gated(in, scope, Bf16Sink{call.plan.out, in.rows, in.inter});
+  const GatedBf16Call call = plan_silu_and_mul(gate_up, masked_m, m_indices, swiglu_limit,
+                                               gemm1_alpha, gemm1_clamp_limit, swizzle, bias);
+  gated_bf16_cuda(call.plan, scope);
   return call.out;
 }
 

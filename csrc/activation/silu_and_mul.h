@@ -1,9 +1,13 @@
 // silu_and_mul: silu(gate) * up between the GEMMs of the bf16 recipe, in either layout.
-//   gate_up    [experts, m, 2 * intermediate] with masked_m, or [m, 2 * intermediate]; bfloat16,
-//              gate first, any strides
-//   masked_m   [experts] int32 valid rows
-//   m_indices  [m] int32 expert or -1 (padding); None: every row is valid
-//   ->         [.., intermediate] bfloat16; rows that are not valid stay unwritten
+//   gate_up            [experts, m, 2 * intermediate] with masked_m, or [m, 2 * intermediate];
+//                      bfloat16, any strides
+//   masked_m           [experts] int32 valid rows
+//   m_indices          [m] int32 expert or -1 (padding); None: every row is valid
+//   swiglu_limit       clamps gate from above and up from both sides first
+//   gemm1_alpha        given: gate sigmoid(alpha gate) (up + 1) instead, after the same clamp by
+//   gemm1_clamp_limit  .. this one
+//   swizzle, bias      as in gated.h
+//   ->                 [.., intermediate] bfloat16; rows that are not valid stay unwritten
 // fp32 inside, one rounding to bf16. silu(x) = x / (1 + e^-x).
 #pragma once
 
@@ -12,28 +16,20 @@
 namespace dgmoe {
 
 constexpr char kSiluAndMulSchema[] =
-    "silu_and_mul(Tensor gate_up, Tensor? masked_m=None, Tensor? m_indices=None) -> Tensor";
+    "silu_and_mul(Tensor gate_up, Tensor? masked_m=None, Tensor? m_indices=None, *, float?"
+    " swiglu_limit=None, float? gemm1_alpha=None, float? gemm1_clamp_limit=None, int swizzle=0,"
+    " Tensor? bias=None) -> Tensor";
 
-struct SiluAndMulPlan {
-  GatedPlan in;
-  uint16_t* out;
-};
-
-struct SiluAndMulCall {
-  Tensor gate_up;
-  Tensor out;
-  SiluAndMulPlan plan;
-};
-
-inline SiluAndMulCall plan_silu_and_mul(const Tensor& gate_up,
-                                        const std::optional<Tensor>& masked_m,
-                                        const std::optional<Tensor>& m_indices) {
+inline GatedBf16Call plan_silu_and_mul(const Tensor& gate_up, const std::optional<Tensor>& masked_m,
+                                       const std::optional<Tensor>& m_indices,
+                                       std::optional<double> swiglu_limit,
+                                       std::optional<double> gemm1_alpha,
+                                       std::optional<double> gemm1_clamp_limit, int64_t swizzle,
+                                       const std::optional<Tensor>& bias) {
   const Check check("silu_and_mul");
-  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows);
-  Tensor out = empty(masked_m.has_value() ? Sizes{in.plan.batches, in.plan.rows, in.plan.inter}
-                                          : Sizes{in.plan.rows, in.plan.inter},
-                     ScalarType::BFloat16, gate_up);
-  return {in.gate_up, out, {in.plan, static_cast<uint16_t*>(mutable_data_of(out))}};
+  return plan_gated_bf16(
+      check, gate_up, masked_m, m_indices,
+      {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit), swizzle, bias});
 }
 
 }  // namespace dgmoe

@@ -6,19 +6,25 @@ namespace dgmoe {
 namespace {
 
 Tensor post_reorder_deepgemm_cpu(const Tensor& y, const Tensor& src2dst, const Tensor& topk_weights,
-                                 double routed_scaling_factor, std::optional<int64_t> hidden_size) {
-  WeightedRowsCall call =
-      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size);
+                                 double routed_scaling_factor, std::optional<int64_t> hidden_size,
+                                 const std::optional<Tensor>& bias,
+                                 const std::optional<Tensor>& topk_ids, int64_t expert_start) {
+  WeightedRowsCall call = plan_post_reorder_deepgemm(
+      y, src2dst, topk_weights, routed_scaling_factor, hidden_size, bias, topk_ids, expert_start);
   weighted_rows_cpu(call.plan);
   return call.out;
 }
 
 void post_reorder_deepgemm_out_cpu(const Tensor& y, const Tensor& src2dst,
                                    const Tensor& topk_weights, double routed_scaling_factor,
-                                   std::optional<int64_t> hidden_size, Tensor& out) {
+                                   std::optional<int64_t> hidden_size,
+                                   const std::optional<Tensor>& bias,
+                                   const std::optional<Tensor>& topk_ids, int64_t expert_start,
+                                   Tensor& out) {
   // Named, so that a re-aligned copy of y outlives the loop.
   WeightedRowsCall call =
-      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, out);
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, bias,
+                                 topk_ids, expert_start, out);
   weighted_rows_cpu(call.plan);
 }
 

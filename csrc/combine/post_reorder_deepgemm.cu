@@ -7,21 +7,27 @@ namespace {
 
 Tensor post_reorder_deepgemm_cuda(const Tensor& y, const Tensor& src2dst,
                                   const Tensor& topk_weights, double routed_scaling_factor,
-                                  std::optional<int64_t> hidden_size) {
+                                  std::optional<int64_t> hidden_size,
+                                  const std::optional<Tensor>& bias,
+                                  const std::optional<Tensor>& topk_ids, int64_t expert_start) {
   const CudaScope scope(y);
-  WeightedRowsCall call =
-      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size);
+  WeightedRowsCall call = plan_post_reorder_deepgemm(
+      y, src2dst, topk_weights, routed_scaling_factor, hidden_size, bias, topk_ids, expert_start);
   weighted_rows_cuda(call.plan, scope);
   return call.out;
 }
 
 void post_reorder_deepgemm_out_cuda(const Tensor& y, const Tensor& src2dst,
                                     const Tensor& topk_weights, double routed_scaling_factor,
-                                    std::optional<int64_t> hidden_size, Tensor& out) {
+                                    std::optional<int64_t> hidden_size,
+                                    const std::optional<Tensor>& bias,
+                                    const std::optional<Tensor>& topk_ids, int64_t expert_start,
+                                    Tensor& out) {
   const CudaScope scope(y);
   // Named, so that a re-aligned copy of y lives until the kernel is queued.
   WeightedRowsCall call =
-      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, out);
+      plan_post_reorder_deepgemm(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, bias,
+                                 topk_ids, expert_start, out);
   weighted_rows_cuda(call.plan, scope);
 }
 

@@ -13,6 +13,7 @@ constexpr int kWeightedSlots = 32;     // slots that a warp looks up at once
 // The slots of a token that have a row, in slot order.
 struct WeightedSlots {
   int64_t offsets[kWeightedSlots];  // of the rows in y
+  int64_t biases[kWeightedSlots];   // of their rows in the bias, or -1
   float weights[kWeightedSlots];
   int count;
 };
@@ -27,12 +28,37 @@ __device__ __forceinline__ void look_up(const WeightedRowsPlan& plan, int64_t t,
     const int place = __popc(found & ((1u << threadIdx.x) - 1u));
     slots.offsets[place] = row * plan.y_row_stride;
     slots.weights[place] = plan.weights(t, i);
+    if (plan.bias.data != nullptr) slots.biases[place] = plan.bias.offset(t, i);
   }
   if (threadIdx.x == 0) slots.count = __popc(found);
 }
 
+// Adds eight columns of a row of the bias, of which `left` exist.
+__device__ __forceinline__ void add_bias(const RowBias& bias, int64_t offset, int64_t left,
+                                         float (&x)[kWeightedColumns]) {
+  float b[kWeightedColumns];
+  if (bias.is_float) {
+    const float* from = static_cast<const float*>(bias.data) + offset;
+    if (left >= kWeightedColumns && bias.row_stride % kWeightedColumns == 0) {
+      load8(from, b);
+    } else {
+      load_some(from, left, b);
+    }
+  } else {
+    const uint16_t* from = static_cast<const uint16_t*>(bias.data) + offset;
+    if (left >= kWeightedColumns && bias.row_stride % kWeightedColumns == 0) {
+      load8(from, b);
+    } else {
+      load_some(from, left, b);
+    }
+  }
+#pragma unroll
+  for (int j = 0; j < kWeightedColumns; ++j) x[j] += b[j];
+}
+
 // A block takes a token's columns [tile * blockDim * 8, ..), a thread eight of them.
-static __global__ void __launch_bounds__(kWeightedThreads)
+template <bool kBias>
+__global__ void __launch_bounds__(kWeightedThreads)
     weighted_rows_kernel(WeightedRowsPlan plan, int64_t tiles) {
   __shared__ WeightedSlots slots;
   const bool y_vectors = plan.y_row_stride % kWeightedColumns == 0;
@@ -54,6 +80,9 @@ static __global__ void __launch_bounds__(kWeightedThreads)
         for (int i = 0; i < count; ++i) {
           float x[kWeightedColumns];
           load8(y + slots.offsets[i], x);
+          if (kBias && slots.biases[i] >= 0) {
+            add_bias(plan.bias, slots.biases[i] + column, left, x);
+          }
           const float weight = slots.weights[i];
 #pragma unroll
           for (int j = 0; j < kWeightedColumns; ++j) {
@@ -64,6 +93,9 @@ static __global__ void __launch_bounds__(kWeightedThreads)
         for (int i = 0; i < count; ++i) {
           float x[kWeightedColumns];
           load_some(y + slots.offsets[i], left, x);
+          if (kBias && slots.biases[i] >= 0) {
+            add_bias(plan.bias, slots.biases[i] + column, left, x);
+          }
           const float weight = slots.weights[i];
 #pragma unroll
           for (int j = 0; j < kWeightedColumns; ++j) {
@@ -90,8 +122,12 @@ inline void weighted_rows_cuda(const WeightedRowsPlan& plan, const CudaScope& sc
   const int64_t chunks = ceil_div(plan.hidden, kWeightedColumns);
   const int64_t tiles = ceil_div(chunks, kWeightedThreads);
   const int threads = static_cast<int>(round_up(ceil_div(chunks, tiles), 32));
-  DGMOE_LAUNCH(weighted_rows_kernel, grid_for(plan.tokens * tiles, 32), threads, 0, scope, plan,
-               tiles);
+  const unsigned grid = grid_for(plan.tokens * tiles, 32);
+  if (plan.bias.data != nullptr) {
+    DGMOE_LAUNCH(weighted_rows_kernel<true>, grid, threads, 0, scope, plan, tiles);
+  } else {
+    DGMOE_LAUNCH(weighted_rows_kernel<false>, grid, threads, 0, scope, plan, tiles);
+  }
 }
 
 }  // namespace dgmoe

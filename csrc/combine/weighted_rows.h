@@ -1,5 +1,5 @@
-// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)], weight(t,
-// i), sum)) * factor.
+// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)] + bias(t, i),
+// weight(t, i), sum)) * factor.
 #pragma once
 
 #include <cmath>
@@ -7,6 +7,22 @@
 #include "../common/check.h"
 
 namespace dgmoe {
+
+// The bias of the GEMM before: a row an expert, added in fp32.
+struct RowBias {
+  const void* data;  // null: none
+  bool is_float;
+  int64_t experts, row_stride;
+  IdMatrix ids;
+  int64_t expert_start;
+
+  // Where the bias of slot (t, i) stands, or -1: an expert that is not here has none.
+  DGMOE_HD int64_t offset(int64_t t, int64_t i) const {
+    if (data == nullptr) return -1;
+    const int64_t expert = ids.local_expert(t, i, expert_start, experts);
+    return expert < 0 ? -1 : expert * row_stride;
+  }
+};
 
 struct WeightedRowsPlan {
   const uint16_t* y;
@@ -17,6 +33,7 @@ struct WeightedRowsPlan {
   uint16_t* out;
   int64_t tokens, top_k, hidden;
   float factor;
+  RowBias bias;
 
   // The row of y that slot (t, i) takes, or -1.
   DGMOE_HD int64_t row(int64_t t, int64_t i) const {
@@ -30,6 +47,7 @@ struct WeightedRowsCall {
   Tensor y;    // keeps a re-aligned copy alive
   Tensor out;  // the caller's buffer where one was given
   WeightedRowsPlan plan;
+  std::optional<Tensor> bias;  // keeps a re-aligned copy alive
 };
 
 inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,

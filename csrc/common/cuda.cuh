@@ -133,15 +133,18 @@ __device__ __forceinline__ void store_some_e4m3(uint8_t* out, int64_t count, con
   }
 }
 
+// The larger magnitude; NaN where one of them is.
+__device__ __forceinline__ float max_magnitude(float a, float b) {
+  float largest;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(largest) : "f"(fabsf(a)), "f"(fabsf(b)));
+  return largest;
+}
+
 // The largest magnitude of eight values, as bits: NaN above inf above every number.
 __device__ __forceinline__ uint32_t amax8_bits(const float (&x)[8]) {
-  uint32_t amax = 0;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    const uint32_t magnitude = float_bits(x[i]) & 0x7fffffffu;
-    amax = magnitude > amax ? magnitude : amax;
-  }
-  return amax;
+  const float low = max_magnitude(max_magnitude(x[0], x[1]), max_magnitude(x[2], x[3]));
+  const float high = max_magnitude(max_magnitude(x[4], x[5]), max_magnitude(x[6], x[7]));
+  return float_bits(max_magnitude(low, high)) & 0x7fffffffu;
 }
 
 }  // namespace dgmoe

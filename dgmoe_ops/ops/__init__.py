@@ -5,6 +5,9 @@ from .activation import (
     silu_and_mul,
     silu_and_mul_post_quant_contig,
     silu_and_mul_post_quant_masked,
+    situ_and_mul,
+    situ_and_mul_post_quant_contig,
+    situ_and_mul_post_quant_masked,
 )
 from .combine import ep_gather, post_reorder_deepgemm
 from .gemm import (
@@ -48,6 +51,9 @@ __all__ = [
     "silu_and_mul",
     "silu_and_mul_post_quant_contig",
     "silu_and_mul_post_quant_masked",
+    "situ_and_mul",
+    "situ_and_mul_post_quant_contig",
+    "situ_and_mul_post_quant_masked",
     "tf32_hc_prenorm_gemm",
     "topk_gate",
     "unpack_ue8m0",

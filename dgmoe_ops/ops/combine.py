@@ -14,6 +14,9 @@ def post_reorder_deepgemm(
     *,
     routed_scaling_factor: float = 1.0,
     hidden_size: int | None = None,
+    bias: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+    expert_start: int = 0,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Weigh the expert outputs of each token, sum them in top-k order, scale, and return to token
@@ -26,6 +29,11 @@ def post_reorder_deepgemm(
         topk_weights: (tokens, top_k) float32, bfloat16 or float16.
         routed_scaling_factor: multiplies the sum, in fp32.
         hidden_size: columns of the result, at most those of y. Default all.
+        bias: (experts, at least hidden_size) float32 or bfloat16, the bias of the GEMM that made y:
+            added to each row in fp32, before its weight. Needs `topk_ids`.
+        topk_ids: (tokens, top_k) int32 or int64, whose bias a slot takes; an id that is no local
+            expert has none.
+        expert_start: the id of the first row of `bias`.
         out: a contiguous buffer to write the result into, on 16 bytes; returned.
 
     Returns:
@@ -35,7 +43,13 @@ def post_reorder_deepgemm(
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
     """
-    kwargs = {"routed_scaling_factor": routed_scaling_factor, "hidden_size": hidden_size}
+    kwargs = {
+        "routed_scaling_factor": routed_scaling_factor,
+        "hidden_size": hidden_size,
+        "bias": bias,
+        "topk_ids": topk_ids,
+        "expert_start": expert_start,
+    }
     if out is None:
         return torch.ops.dgmoe.post_reorder_deepgemm(y, src2dst, topk_weights, **kwargs)
     torch.ops.dgmoe.post_reorder_deepgemm.out(y, src2dst, topk_weights, **kwargs, out=out)
@@ -43,16 +57,12 @@ def post_reorder_deepgemm(
 
 
 @fake_of("post_reorder_deepgemm")
-def _post_reorder_deepgemm_fake(
-    y, src2dst, topk_weights, *, routed_scaling_factor=1.0, hidden_size=None
-):
+def _post_reorder_deepgemm_fake(y, src2dst, topk_weights, *, hidden_size=None, **_):
     return y.new_empty((src2dst.shape[0], y.shape[-1] if hidden_size is None else hidden_size))
 
 
 @fake_of("post_reorder_deepgemm.out")
-def _post_reorder_deepgemm_out_fake(
-    y, src2dst, topk_weights, *, routed_scaling_factor=1.0, hidden_size=None, out
-):
+def _post_reorder_deepgemm_out_fake(y, src2dst, topk_weights, **_):
     return None
 
 

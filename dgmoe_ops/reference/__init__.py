@@ -17,10 +17,13 @@ from . import gemm as _gemm
 from . import permute as _permute
 from . import route as _route
 from .activation import (
-    silu_and_mul_bound,
+    flushed_activation,
     silu_and_mul_post_quant_contig_ref,
     silu_and_mul_post_quant_masked_ref,
     silu_and_mul_ref,
+    situ_and_mul_post_quant_contig_ref,
+    situ_and_mul_post_quant_masked_ref,
+    situ_and_mul_ref,
 )
 from .combine import ep_gather_ref, post_reorder_deepgemm_ref
 from .gemm import (
@@ -51,6 +54,7 @@ __all__ = [
     "dequantized_weight",
     "ep_gather_ref",
     "ep_scatter_ref",
+    "flushed_activation",
     "fused_moe_quantized_ref",
     "fused_moe_ref",
     "gemm_nt_bf16bf16f32_ref",
@@ -70,10 +74,12 @@ __all__ = [
     "quant_block_fp8_ref",
     "quant_group_fp8_ref",
     "reference",
-    "silu_and_mul_bound",
     "silu_and_mul_post_quant_contig_ref",
     "silu_and_mul_post_quant_masked_ref",
     "silu_and_mul_ref",
+    "situ_and_mul_post_quant_contig_ref",
+    "situ_and_mul_post_quant_masked_ref",
+    "situ_and_mul_ref",
     "tf32_hc_prenorm_gemm_ref",
     "topk_gate_bound",
     "topk_gate_ref",

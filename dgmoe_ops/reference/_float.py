@@ -1,4 +1,4 @@
-"""Scalar arithmetic of the oracles, each from its definition: fma, e4m3, UE8M0, exp, SiLU."""
+"""Scalar arithmetic of the oracles, each from its definition: fma, e4m3, UE8M0, exp, tanh."""
 
 from __future__ import annotations
 
@@ -99,8 +99,22 @@ def exp(x: torch.Tensor) -> torch.Tensor:
     return p * bits_float((half + 127) << 23) * bits_float((steps - half + 127) << 23)
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
-    return x / (torch.ones_like(x) + exp(-x))
+def tanh(x: torch.Tensor) -> torch.Tensor:
+    """Return the library's fp32 tanh: x + x^3 p(x^2) near zero, 1 - 2 / (e^2|x| + 1) beyond."""
+    magnitude = x.abs()
+    square = magnitude * magnitude
+    p = _f32("-0x1.9b3070p-8")
+    for coefficient in ("0x1.593d10p-6", "-0x1.b9287cp-5", "0x1.110d26p-3", "-0x1.55554ap-2"):
+        p = fma(p, square, _f32(coefficient))
+    near = fma(p * square, magnitude, magnitude)
+    one, two = torch.ones_like(x), torch.full_like(x, 2.0)
+    far = one - two / (exp(magnitude + magnitude) + one)
+    return torch.copysign(torch.where(magnitude < 0.55, near, far), x)
+
+
+def gate(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+    """Return x * sigmoid(z) as one quotient."""
+    return x / (torch.ones_like(z) + exp(-z))
 
 
 @functools.lru_cache(maxsize=1)

@@ -1,17 +1,63 @@
-"""Oracles of the activation room: SiLU(gate) * up in fp32, and its group quantisation."""
+"""Oracles of the activation room: the gated activations in fp32, and their group quantisation."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from ._float import ceil_div, on_cpu, silu
+from ._float import ceil_div, gate, on_cpu, tanh
 from .permute import poison_rows, spread
 from .scale import POISON, quantize_groups, scale_tensor, unit_words
 
 
-def _gated(gate_up: torch.Tensor) -> torch.Tensor:
-    inter = gate_up.shape[-1] // 2
-    return silu(gate_up[..., :inter].float()) * gate_up[..., inter:].float()
+@dataclass(frozen=True)
+class _Options:
+    """What the ops of the room say besides rows and scales."""
+
+    swizzle: int
+    bias: torch.Tensor | None
+    limit: float | None = None
+    alpha: float | None = None
+    betas: tuple[float, float] | None = None
+
+
+def _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias) -> _Options:
+    limit = swiglu_limit if gemm1_alpha is None else gemm1_clamp_limit
+    return _Options(swizzle, bias, limit, gemm1_alpha)
+
+
+def _situ(beta, linear_beta, swizzle, bias) -> _Options:
+    return _Options(swizzle, bias, betas=(beta, linear_beta))
+
+
+def _split(columns: torch.Tensor, swizzle: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gate and up (.., intermediate) of (.., 2 * intermediate)."""
+    inter = columns.shape[-1] // 2
+    if swizzle == 0:
+        return columns[..., :inter], columns[..., inter:]
+    turns = columns.unflatten(-1, (inter // swizzle, 2, swizzle))
+    return turns[..., 0, :].flatten(-2), turns[..., 1, :].flatten(-2)
+
+
+def _gated(rows: torch.Tensor, experts: torch.Tensor, options: _Options) -> torch.Tensor:
+    """Return the fp32 products of valid rows (n, 2 * intermediate) with their experts (n,)."""
+    x = rows.float()
+    if options.bias is not None:
+        known = experts < options.bias.shape[0]
+        x[known] = x[known] + options.bias[experts[known]].float()
+    g, u = _split(x, options.swizzle)
+    if options.limit is not None:
+        limit = torch.tensor(options.limit, dtype=torch.float32)
+        g = torch.where(g > limit, limit, g)
+        u = torch.where(u > limit, limit, torch.where(u < -limit, -limit, u))
+    if options.alpha is not None:
+        return gate(g, torch.tensor(options.alpha, dtype=torch.float32) * g) * (u + 1)
+    if options.betas is None:
+        return gate(g, g) * u
+    # As tensors: PyTorch would multiply by the reciprocal of a number.
+    beta, linear = (torch.full_like(g, value) for value in options.betas)
+    return gate(beta * tanh(g / beta), g) * (linear * tanh(u / linear))
 
 
 def _valid(
@@ -25,6 +71,13 @@ def _valid(
     return torch.ones(gate_up.shape[0], dtype=torch.bool)
 
 
+def _experts(valid: torch.Tensor, m_indices: torch.Tensor | None) -> torch.Tensor:
+    """Return the expert of each valid row, in order."""
+    if valid.dim() == 2:
+        return valid.nonzero()[:, 0]
+    return torch.zeros(int(valid.sum())).long() if m_indices is None else m_indices[valid].long()
+
+
 def _tiles(valid: torch.Tensor, alignment: int) -> torch.Tensor:
     """Return which rows share a tile of `alignment` rows with a valid one."""
     m = valid.shape[-1]
@@ -35,39 +88,84 @@ def _tiles(valid: torch.Tensor, alignment: int) -> torch.Tensor:
     return used.repeat_interleave(alignment, dim=-1)[..., :m]
 
 
+def _plain(gate_up, masked_m, m_indices, options: _Options) -> torch.Tensor:
+    valid = _valid(gate_up, masked_m, m_indices)
+    out = poison_rows((*gate_up.shape[:-1], gate_up.shape[-1] // 2), torch.bfloat16)
+    out[valid] = _gated(gate_up[valid], _experts(valid, m_indices), options).bfloat16()
+    return out
+
+
 @on_cpu
 def silu_and_mul_ref(
     gate_up: torch.Tensor,
     masked_m: torch.Tensor | None = None,
     m_indices: torch.Tensor | None = None,
+    *,
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    valid = _valid(gate_up, masked_m, m_indices)
-    out = poison_rows((*gate_up.shape[:-1], gate_up.shape[-1] // 2), torch.bfloat16)
-    out[valid] = _gated(gate_up[valid]).bfloat16()
-    return out
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    return _plain(gate_up, masked_m, m_indices, options)
 
 
 @on_cpu
-def silu_and_mul_defined(gate_up, masked_m=None, m_indices=None) -> tuple[torch.Tensor, ...]:
+def situ_and_mul_ref(
+    gate_up: torch.Tensor,
+    masked_m: torch.Tensor | None = None,
+    m_indices: torch.Tensor | None = None,
+    *,
+    beta: float,
+    linear_beta: float,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
+) -> torch.Tensor:
+    return _plain(gate_up, masked_m, m_indices, _situ(beta, linear_beta, swizzle, bias))
+
+
+@on_cpu
+def silu_and_mul_defined(gate_up, masked_m=None, m_indices=None, **_) -> tuple[torch.Tensor, ...]:
     valid = _valid(gate_up, masked_m, m_indices)
     return (spread(valid, gate_up[..., : gate_up.shape[-1] // 2]),)
 
 
+situ_and_mul_defined = silu_and_mul_defined
+
+
 @on_cpu
-def silu_and_mul_bound(gate_up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return silu(gate) * up in float64 and how far a bf16 result may stand from it.
+def flushed_activation(
+    gate_up: torch.Tensor, *, swizzle: int = 0, bias: torch.Tensor | None = None, **parameters
+) -> torch.Tensor:
+    """Return what a GPU may lose where it takes sigmoids below 2^-126 for zero, float64.
 
-    e^x within 2 ulp, three more fp32 roundings and one to bf16; below -88 fp32 exp(-x) overflows.
+    The gate of such a product is at most 88 / alpha, or SiTU's beta.
     """
-    inter = gate_up.shape[-1] // 2
-    gate, up = gate_up[..., :inter].double(), gate_up[..., inter:].double()
-    exact = gate / (1 + torch.exp(-gate)) * up
-    return exact, exact.abs() * (2.0**-8 + 2.0**-20) + up.abs() * 2.0**-121 + 2.0**-133
+    _, u = _split(gate_up.double(), swizzle)
+    if bias is not None:
+        u = u.abs() + _split(bias.double(), swizzle)[1].abs().amax()
+    alpha = parameters.get("gemm1_alpha")
+    if alpha is not None:
+        return (u.abs() + 1) * 2.0**-118 / max(abs(alpha), 2.0**-100)
+    if "beta" in parameters:
+        return torch.full_like(u, parameters["beta"] * parameters["linear_beta"] * 2.0**-124)
+    return u.abs() * 2.0**-118
 
 
-def _quantized(gate_up, valid, alignment, group_size, scale_form, round_scale, round_activation):
+def _quantized(
+    gate_up,
+    valid,
+    m_indices,
+    alignment,
+    group_size,
+    scale_form,
+    round_scale,
+    round_activation,
+    options: _Options,
+):
     inter = gate_up.shape[-1] // 2
-    product = _gated(gate_up[valid])
+    product = _gated(gate_up[valid], _experts(valid, m_indices), options)
     if round_activation:
         product = product.bfloat16().float()
     q, words = quantize_groups(product, group_size, scale_form, round_scale)
@@ -79,6 +177,15 @@ def _quantized(gate_up, valid, alignment, group_size, scale_form, round_scale, r
     return rows, scale_tensor(placed, scale_form)
 
 
+def _masked(gate_up, masked_m, quant: tuple, options: _Options):
+    return _quantized(gate_up, _valid(gate_up, masked_m, None), None, 128, *quant, options)
+
+
+def _contig(gate_up, m_indices, alignment, quant: tuple, options: _Options):
+    valid = _valid(gate_up, None, m_indices)
+    return _quantized(gate_up, valid, m_indices, alignment, *quant, options)
+
+
 @on_cpu
 def silu_and_mul_post_quant_masked_ref(
     gate_up: torch.Tensor,
@@ -88,9 +195,33 @@ def silu_and_mul_post_quant_masked_ref(
     scale_form: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    valid = _valid(gate_up, masked_m, None)
-    return _quantized(gate_up, valid, 128, group_size, scale_form, round_scale, round_activation)
+    quant = (group_size, scale_form, round_scale, round_activation)
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    return _masked(gate_up, masked_m, quant, options)
+
+
+@on_cpu
+def situ_and_mul_post_quant_masked_ref(
+    gate_up: torch.Tensor,
+    masked_m: torch.Tensor,
+    *,
+    beta: float,
+    linear_beta: float,
+    group_size: int = 128,
+    scale_form: int = 1,
+    round_scale: bool = False,
+    round_activation: bool = False,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    quant = (group_size, scale_form, round_scale, round_activation)
+    return _masked(gate_up, masked_m, quant, _situ(beta, linear_beta, swizzle, bias))
 
 
 @on_cpu
@@ -103,24 +234,55 @@ def silu_and_mul_post_quant_contig_ref(
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = 128,
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    valid = _valid(gate_up, None, m_indices)
-    return _quantized(
-        gate_up, valid, alignment, group_size, scale_form, round_scale, round_activation
-    )
+    quant = (group_size, scale_form, round_scale, round_activation)
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    return _contig(gate_up, m_indices, alignment, quant, options)
+
+
+@on_cpu
+def situ_and_mul_post_quant_contig_ref(
+    gate_up: torch.Tensor,
+    m_indices: torch.Tensor | None = None,
+    *,
+    beta: float,
+    linear_beta: float,
+    group_size: int = 128,
+    scale_form: int = 1,
+    round_scale: bool = False,
+    round_activation: bool = False,
+    alignment: int = 128,
+    swizzle: int = 0,
+    bias: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    quant = (group_size, scale_form, round_scale, round_activation)
+    return _contig(gate_up, m_indices, alignment, quant, _situ(beta, linear_beta, swizzle, bias))
+
+
+def _quantized_defined(gate_up, valid, alignment, group_size=128, scale_form=1, **_):
+    inter = gate_up.shape[-1] // 2
+    groups = ceil_div(inter, group_size)
+    columns = unit_words(groups, scale_form).numel()
+    like = torch.empty(1).expand((*valid.shape, columns))
+    return spread(valid, gate_up[..., :inter]), spread(_tiles(valid, alignment), like)
 
 
 @on_cpu
 def silu_and_mul_post_quant_masked_defined(gate_up, masked_m, **kwargs) -> tuple[torch.Tensor, ...]:
-    valid = _valid(gate_up, masked_m, None)
-    q, scale = silu_and_mul_post_quant_masked_ref(gate_up, masked_m, **kwargs)
-    return spread(valid, q), spread(_tiles(valid, 128), scale)
+    return _quantized_defined(gate_up, _valid(gate_up, masked_m, None), 128, **kwargs)
 
 
 @on_cpu
 def silu_and_mul_post_quant_contig_defined(
     gate_up, m_indices=None, *, alignment: int = 128, **kwargs
 ) -> tuple[torch.Tensor, ...]:
-    valid = _valid(gate_up, None, m_indices)
-    q, scale = silu_and_mul_post_quant_contig_ref(gate_up, m_indices, alignment=alignment, **kwargs)
-    return spread(valid, q), spread(_tiles(valid, alignment), scale)
+    return _quantized_defined(gate_up, _valid(gate_up, None, m_indices), alignment, **kwargs)
+
+
+situ_and_mul_post_quant_masked_defined = silu_and_mul_post_quant_masked_defined
+situ_and_mul_post_quant_contig_defined = silu_and_mul_post_quant_contig_defined

@@ -7,7 +7,7 @@ import torch
 from ._float import fma, on_cpu
 
 
-def _combine(y, rows, topk_weights, factor, hidden_size) -> torch.Tensor:
+def _combine(y, rows, topk_weights, factor, hidden_size, bias=None, ids=None) -> torch.Tensor:
     hidden = y.shape[-1] if hidden_size is None else hidden_size
     flat = (y.flatten(0, 1) if y.dim() == 3 else y)[:, :hidden].float()
     total = torch.zeros((rows.shape[0], hidden), dtype=torch.float32)
@@ -15,7 +15,12 @@ def _combine(y, rows, topk_weights, factor, hidden_size) -> torch.Tensor:
         row = rows[:, slot].long()
         here = (row >= 0) & (row < flat.shape[0])
         weight = topk_weights[here, slot].float().unsqueeze(-1)
-        total[here] = fma(flat[row[here]], weight, total[here])
+        taken = flat[row[here]]
+        if bias is not None:
+            expert = ids[here, slot].long()
+            known = (expert >= 0) & (expert < bias.shape[0])
+            taken[known] = taken[known] + bias[expert[known], :hidden].float()
+        total[here] = fma(taken, weight, total[here])
     out = torch.empty(total.shape, dtype=torch.bfloat16)
     return out.copy_(total * torch.tensor(factor, dtype=torch.float32))
 
@@ -28,8 +33,12 @@ def post_reorder_deepgemm_ref(
     *,
     routed_scaling_factor: float = 1.0,
     hidden_size: int | None = None,
+    bias: torch.Tensor | None = None,
+    topk_ids: torch.Tensor | None = None,
+    expert_start: int = 0,
 ) -> torch.Tensor:
-    return _combine(y, src2dst, topk_weights, routed_scaling_factor, hidden_size)
+    local = None if topk_ids is None else topk_ids.long() - expert_start
+    return _combine(y, src2dst, topk_weights, routed_scaling_factor, hidden_size, bias, local)
 
 
 @on_cpu

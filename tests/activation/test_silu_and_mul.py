@@ -29,7 +29,9 @@ def test_rounds_once(device) -> None:
     found = silu(torch.cat([gate, torch.ones_like(gate)], dim=1).to(device)).cpu().double()
     wide = gate.double()
     exact = wide / (1 + torch.exp(-wide))
-    assert ((found - exact).abs() <= exact.abs() * (2.0**-8 * 1.001) + 3e-37).all()
+    # Where e^-x leaves fp32, or on a GPU its reciprocal does, the result is a zero.
+    flushed = 3e-37 if device.type == "cpu" else 2.0**-119
+    assert ((found - exact).abs() <= exact.abs() * (2.0**-8 * 1.001) + flushed).all()
 
 
 def test_the_layouts_agree(device) -> None:

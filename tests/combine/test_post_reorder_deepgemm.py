@@ -143,6 +143,69 @@ def test_refusals(device) -> None:
             reorder(**(good | {arg: bad}))
 
 
+def bias_case(device):
+    y = torch.tensor([[1.0, 2.0, 0.0], [10.0, 20.0, 0.0]]).to(BF16).to(device)
+    bias = torch.tensor([[0.5, 1.0], [4.0, 8.0], [float("nan")] * 2], device=device)
+    src2dst = int32([[0, 1], [1, -1], [-1, -1], [0, 0]], device)
+    # Ids of experts 6, 7 and 8; the last token's second slot is another rank's.
+    ids = int32([[6, 7], [7, 8], [-1, 3], [6, 9]], device)
+    weights = torch.tensor([[0.5, 0.25], [2.0, 9.0], [1.0, 1.0], [1.0, 1.0]], device=device)
+    return (y, src2dst, weights), {"hidden_size": 2, "topk_ids": ids, "bias": bias}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_worked_bias(device, dtype) -> None:
+    args, kwargs = bias_case(device)
+    kwargs["bias"] = kwargs["bias"].to(dtype)
+    out = reorder(*args, **kwargs, expert_start=6, routed_scaling_factor=2.0)
+    # (1 + .5) .5 + (10 + 4) .25 = 4.25, then times two
+    assert out.tolist() == [[8.5, 17.0], [56.0, 112.0], [0.0, 0.0], [5.0, 10.0]]
+    buffer = torch.empty_like(out)
+    kwargs |= {"expert_start": 6, "routed_scaling_factor": 2.0}
+    assert same_bits(dgmoe_ops.ops.post_reorder_deepgemm(*args, **kwargs, out=buffer), out)
+
+
+def test_the_bias_is_added_in_fp32_before_the_weight(device) -> None:
+    y = torch.tensor([[256.0]]).to(BF16).to(device)
+    bias = torch.tensor([[0.75]], device=device)  # 256.75 is no bf16
+    zero = int32([[0]], device)
+    hundred = torch.tensor([[100.0]], device=device)
+    out = reorder(y, zero, hundred, bias=bias, topk_ids=zero)
+    assert out.item() == torch.tensor(25675.0).to(BF16).item() != 25600.0
+
+
+def test_topk_ids_alone_change_nothing(device) -> None:
+    args, kwargs = bias_case(device)
+    del kwargs["bias"]
+    assert same_bits(reorder(*args, **kwargs), reorder(*args, hidden_size=2))
+
+
+def test_views_of_a_bias_do_not_matter(device) -> None:
+    y, src2dst = random_bf16((9, 40), device), int32([[0, 8], [3, -1]], device)
+    ids, weights = int32([[0, 1], [1, 0]], device), torch.rand(2, 2, device=device)
+    bias = torch.rand(2, 40, device=device)
+    expected = reorder(y, src2dst, weights, bias=bias, topk_ids=ids)
+    for view in (strided(bias), misaligned(bias), bias.t().contiguous().t()):
+        found = reorder(y, src2dst, weights, bias=view, topk_ids=strided(ids.long()))
+        assert same_bits(found, expected)
+
+
+def test_refusals_of_a_bias(device) -> None:
+    args, good = bias_case(device)
+    bias, ids = good["bias"], good["topk_ids"]
+    for arg, bad in [
+        ("bias", bias.double()),
+        ("bias", bias[0]),
+        ("bias", bias[:, :1]),
+        ("topk_ids", None),
+        ("topk_ids", ids[:1]),
+        ("topk_ids", ids.short()),
+        ("expert_start", -1),
+    ]:
+        with refused(NAME, arg):
+            reorder(*args, **(good | {arg: bad}))
+
+
 def out_case(device):
     y = random_bf16((12, 40), device)
     src2dst = int32([[3, -1], [0, 11], [-1, -1]], device)

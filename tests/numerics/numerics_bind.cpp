@@ -32,6 +32,8 @@ uint8_t quantize(uint32_t x, uint32_t multiplier) {
   return dgmoe::quantize(bits_float(x), bits_float(multiplier));
 }
 float exp_f32(float x) { return dgmoe::exp_f32(x); }
+float tanh_f32(float x) { return dgmoe::tanh_f32(x); }
+float gate(float x, float z) { return dgmoe::gate(x, z); }
 float silu(float x) { return dgmoe::silu(x); }
 float sigmoid(float x) { return dgmoe::sigmoid(x); }
 float log1p_unit(float x) { return dgmoe::log1p_unit(x); }
@@ -52,6 +54,8 @@ PYBIND11_MODULE(numerics_bind, m) {
   m.def("group_multiplier", py::vectorize(group_multiplier));
   m.def("quantize", py::vectorize(quantize));
   m.def("exp_f32", py::vectorize(exp_f32));
+  m.def("tanh_f32", py::vectorize(tanh_f32));
+  m.def("gate", py::vectorize(gate));
   m.def("silu", py::vectorize(silu));
   m.def("sigmoid", py::vectorize(sigmoid));
   m.def("log1p_unit", py::vectorize(log1p_unit));

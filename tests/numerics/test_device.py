@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="module")
 def evaluate(device, tmp_path_factory):
-    """Returns silu, exp_f32, sqrt_softplus, float_to_e4m3 and float_to_ue8m0, all by the GPU."""
+    """Returns silu, exp_f32, sqrt_softplus, tanh_f32, float_to_e4m3, float_to_ue8m0 by the GPU."""
     if device.type != "cuda":
         pytest.skip("runs with --device cuda")
     home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
@@ -32,7 +32,7 @@ def evaluate(device, tmp_path_factory):
     function = ctypes.CDLL(str(library)).evaluate_on_device
 
     def run(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        outputs = [np.empty(x.size, dtype) for dtype in ("f4", "f4", "f4", "u1", "u1")]
+        outputs = [np.empty(x.size, dtype) for dtype in ("f4", "f4", "f4", "f4", "u1", "u1")]
         pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, *outputs)]
         assert function(pointers[0], x.size, *pointers[1:]) == 0
         return tuple(outputs)
@@ -57,8 +57,9 @@ def test_the_codecs_and_exp(evaluate, numerics, all_bf16) -> None:
     low = np.random.default_rng(0).integers(0, 1 << 16, (16, high.size), dtype=np.uint32)
     bits = np.concatenate([high, (high[None] | low).ravel()])
     x = bits.view(np.float32)
-    _, exponential, softplus, code, exponent = evaluate(x)
+    _, exponential, softplus, hyperbolic, code, exponent = evaluate(x)
     assert same(exponential, numerics.exp_f32(x)).all()
     assert same(softplus, numerics.sqrt_softplus(x)).all()
+    assert same(hyperbolic, numerics.tanh_f32(x)).all()
     np.testing.assert_array_equal(code, numerics.float_to_e4m3(bits))
     np.testing.assert_array_equal(exponent, numerics.float_to_ue8m0(bits))

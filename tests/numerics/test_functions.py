@@ -108,3 +108,38 @@ def test_sqrt_softplus_at_the_edges(numerics) -> None:
     assert numerics.sqrt_softplus(np.float32(-np.inf)) == 0
     assert numerics.sqrt_softplus(np.float32(400)) == 20
     assert np.isnan(numerics.sqrt_softplus(np.float32(np.nan)))
+
+
+def test_tanh_on_every_bf16_value(numerics, all_bf16) -> None:
+    x = finite_bf16(all_bf16)
+    found = numerics.tanh_f32(x)
+    assert ulps(found, np.tanh(x.astype(np.longdouble))).max() <= 2
+    np.testing.assert_array_equal(found.view(np.uint32) >> 31, x.view(np.uint32) >> 31)
+
+
+def test_tanh_between_the_bf16_values(numerics) -> None:
+    rng = np.random.default_rng(0)
+    wide = rng.uniform(-12, 12, 400_000)
+    small = np.exp2(rng.uniform(-40, 0, 200_000))
+    seam = 0.55 + rng.uniform(-1e-3, 1e-3, 100_000)
+    x = np.concatenate([wide, small, seam]).astype(np.float32)
+    found = numerics.tanh_f32(x)
+    assert ulps(found, np.tanh(x.astype(np.longdouble))).max() <= 2
+    assert (np.abs(found) <= 1).all()
+    np.testing.assert_array_equal(numerics.tanh_f32(-x), -found)
+
+
+def test_tanh_at_the_edges(numerics) -> None:
+    x = np.array([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-40, 3e38], dtype=np.float32)
+    expected = np.float32([0, -0.0, 1, -1, 1e-45, -1e-40, 1])
+    np.testing.assert_array_equal(numerics.tanh_f32(x).view(np.uint32), expected.view(np.uint32))
+    assert np.isnan(numerics.tanh_f32(np.float32(np.nan)))
+
+
+def test_gate_is_x_times_a_sigmoid(numerics) -> None:
+    rng = np.random.default_rng(1)
+    x = (rng.standard_normal(200_000) * 8).astype(np.float32)
+    z = rng.uniform(-80, 80, x.size).astype(np.float32)
+    exact = x.astype(np.longdouble) / (1 + np.exp(-z.astype(np.longdouble)))
+    assert ulps(numerics.gate(x, z), exact).max() <= 3
+    np.testing.assert_array_equal(numerics.gate(x, x), numerics.silu(x))

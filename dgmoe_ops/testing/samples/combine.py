@@ -25,7 +25,8 @@ def _rows_of(rows: torch.Tensor, total: int, width: int, rng) -> torch.Tensor:
 
 def _reorder(
     device, *, seed, tokens=5, top_k=3, experts=4, hidden=192, cut=None, slab=True, factor=1.0,
-    dtype=torch.float32, ids="mixed", int64=False, beyond=False, strides="dense",
+    dtype=torch.float32, ids="mixed", int64=False, beyond=False, strides="dense", bias=None,
+    start=0,
 ):  # fmt: skip
     rng = generator(seed)
     topk_ids = routing(ids, tokens, top_k, experts, 0, rng)
@@ -43,10 +44,17 @@ def _reorder(
     src2dst = src2dst.to(torch.int64 if int64 else torch.int32).to(device)
     weights = _weights(tokens, top_k, dtype, device, strides, rng)
     args = (with_strides(y.to(device), strides), with_strides(src2dst, strides), weights)
-    return args, {
+    kwargs = {
         "routed_scaling_factor": factor,
         "hidden_size": None if cut is None else max(0, hidden - cut),
     }
+    if bias is not None:
+        values = torch.randn((experts, hidden), generator=rng).to(bias).to(device)
+        shifted = torch.where(topk_ids < 0, topk_ids, topk_ids + start)
+        shifted = shifted.to(torch.int64 if int64 else torch.int32).to(device)
+        kwargs["bias"] = with_strides(values, strides)
+        kwargs |= {"topk_ids": with_strides(shifted, strides), "expert_start": start}
+    return args, kwargs
 
 
 def _gather(
@@ -103,8 +111,18 @@ SAMPLES = {
             *_EDGES,
             *({"slab": False, "factor": 2.5, **edge} for edge in _EDGES),
             {"beyond": True, "factor": -0.1},
+            *({"bias": torch.bfloat16, **edge} for edge in _EDGES),
+            {"bias": torch.float32, "start": 3, "slab": False, "top_k": 6},
+            {"bias": torch.float32, "hidden": 100, "cut": 30, "int64": True, "tokens": 40},
         ],
-        {**_SPACE, "slab": (False, True), "factor": (1.0, 2.5, 0.0), "beyond": (False, True)},
+        {
+            **_SPACE,
+            "slab": (False, True),
+            "factor": (1.0, 2.5, 0.0),
+            "beyond": (False, True),
+            "bias": (None, torch.float32, torch.bfloat16),
+            "start": (0, 5),
+        },
     ),
     "ep_gather": Sample(_gather, {}, _EDGES, _SPACE),
 }

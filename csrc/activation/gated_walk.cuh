@@ -1,0 +1,258 @@
+// The walk of the CUDA kernels over valid rows, sixteen columns a thread, for a sink:
+//   void take<case>(batch, row, column, y)    y[0] at column on, y[1] kGatedHalf past it, zero where
+//                                             there is no column; called by all lanes of a span
+//   void pad(batch, row, first, step)         scale columns first, first + step, .. of padding
+//   constexpr bool kPads                      whether there is a pad
+#pragma once
+
+#include "gated_columns.cuh"
+
+namespace dgmoe {
+
+constexpr int kGatedThreads = 256;  // most threads a block
+constexpr int kGatedExperts = 4;    // experts a thread counts at once
+
+// Blocks of kGatedThreads that a multiprocessor holds at least.
+constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 3 : 2; }
+
+// A block is `rows` times `width` spans wide and takes as many rows at once; a row's columns take
+// it as many steps as they need.
+struct GatedTiling {
+  int width, rows, threads;
+
+  static GatedTiling of(int64_t inter) {
+    constexpr int64_t kSlots = kGatedThreads / kGatedLanes;
+    const int64_t spans = ceil_div(inter, kGatedSpan);
+    const int64_t steps = ceil_div(spans, kSlots);
+    const int64_t width = spans == 0 ? 1 : ceil_div(spans, steps);
+    const int64_t rows = kSlots / width;
+    return {static_cast<int>(width), static_cast<int>(rows),
+            static_cast<int>(round_up(width * rows * kGatedLanes, 32))};
+  }
+};
+
+// Where a thread stands in its block.
+struct GatedPlace {
+  int row, index;  // of the block's rows, of the row's threads
+  int row_threads;
+
+  __device__ explicit GatedPlace(const GatedTiling& tiling) {
+    const int slot = threadIdx.x / kGatedLanes;
+    row = slot / tiling.width;
+    row_threads = tiling.width * kGatedLanes;
+    index = threadIdx.x - row * row_threads;
+  }
+};
+
+// A row, and the first column of it that the span is at.
+struct GatedSpot {
+  int32_t batch, row, expert;
+  int32_t first;
+};
+
+// Takes the spots of `walk` to the sink. The next one is on its way from memory while one is
+// computed.
+template <typename Activation, GatedCase kCase, typename Walk, typename Sink>
+__device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink,
+                                           const GatedPlace& place, Walk& walk) {
+  const Activation activation(in.activation);
+  const int32_t lane = place.index % kGatedLanes * kGatedColumns;
+  const int32_t begin = place.index / kGatedLanes * kGatedSpan;
+  const int32_t step = place.row_threads / kGatedLanes * kGatedSpan;
+  const int32_t inter = static_cast<int32_t>(in.inter);
+  GatedSpot spot{};
+  GatedRaw raw[2];
+  const auto load = [&] {
+    const uint16_t* row = in.gate_up + spot.batch * in.batch_stride + spot.row * in.row_stride;
+    load_raw<kCase>(in, row, spot.first + lane, raw);
+  };
+  if (begin >= inter || !walk.next(spot)) return;
+  spot.first = begin;
+  load();
+  for (bool more = true; more;) {
+    const GatedSpot here = spot;
+    float g[2][kGatedColumns];
+    float u[2][kGatedColumns];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) widen_raw<kCase>(in, raw[h], g[h], u[h]);
+    // To the next columns of this row, or to those of the next one. The bounds are those of the
+    // span, so that it stays together for the sink.
+    spot.first += step;
+    if (spot.first >= inter) {
+      spot.first = begin;
+      more = walk.next(spot);
+    }
+    if (more) load();
+    float y[2][kGatedColumns];
+    const int32_t column = here.first + lane;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      gated_products<Activation, kCase>(in, activation, here.expert, column + h * kGatedHalf, g[h],
+                                        u[h], y[h]);
+    }
+    sink.template take<kCase>(here.batch, here.row, column, y);
+  }
+}
+
+// Every row of one batch, the valid ones by m_indices, whose entry is read one row ahead.
+template <typename Sink>
+class GatedContigWalk {
+ public:
+  __device__ GatedContigWalk(const GatedPlan& in, const Sink& sink, const GatedPlace& place,
+                             uint32_t first, uint32_t step)
+      : in_(in), sink_(sink), place_(place), row_(first), step_(step), ahead_(look(first)) {}
+
+  __device__ __forceinline__ bool next(GatedSpot& spot) {
+    while (row_ < in_.rows) {
+      const int32_t row = static_cast<int32_t>(row_);
+      const int32_t expert = ahead_;
+      row_ += step_;
+      ahead_ = look(row_);
+      if (expert >= 0) {
+        spot.batch = 0;
+        spot.row = row;
+        spot.expert = expert;
+        return true;
+      }
+      if constexpr (Sink::kPads) {
+        if (in_.in_tile(0, row)) sink_.pad(0, row, place_.index, place_.row_threads);
+      }
+    }
+    return false;
+  }
+
+ private:
+  __device__ __forceinline__ int32_t look(uint32_t row) const {
+    return in_.m_indices == nullptr || row >= in_.rows ? 0 : in_.m_indices[row];
+  }
+
+  const GatedPlan& in_;
+  const Sink& sink_;
+  const GatedPlace& place_;
+  uint32_t row_, step_;  // rows and steps are below 2^31, so the sum does not wrap
+  int32_t ahead_;
+};
+
+template <typename Activation, GatedCase kCase, typename Sink>
+__global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
+    gated_contig_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
+                        const __grid_constant__ Sink sink) {
+  const GatedPlace place(tiling);
+  if (place.row >= tiling.rows) return;
+  GatedContigWalk<Sink> walk(in, sink, place, blockIdx.x * tiling.rows + place.row,
+                             gridDim.x * tiling.rows);
+  gated_walk<Activation, kCase>(in, sink, place, walk);
+}
+
+__device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t batch) {
+  if (batch >= in.batches) return 0;
+  const int64_t count = in.masked_m[batch];
+  return count < 0 ? 0 : count < in.rows ? count : in.rows;
+}
+
+// ends[i] becomes the valid rows of experts base .. base + i; returns those of all that fit.
+__device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base,
+                                                    int64_t* ends, int64_t* warp_totals) {
+  const int lane = threadIdx.x % 32;
+  const int warp = threadIdx.x / 32;
+  int64_t counts[kGatedExperts];
+  int64_t own = 0;
+#pragma unroll
+  for (int i = 0; i < kGatedExperts; ++i) {
+    counts[i] = gated_valid_rows(in, base + threadIdx.x * kGatedExperts + i);
+    own += counts[i];
+  }
+  int64_t sum = own;
+#pragma unroll
+  for (int offset = 1; offset < 32; offset *= 2) {
+    const int64_t before = __shfl_up_sync(0xffffffffu, sum, offset);
+    if (lane >= offset) sum += before;
+  }
+  if (lane == 31) warp_totals[warp] = sum;
+  __syncthreads();
+  int64_t end = sum - own;
+  int64_t total = 0;
+  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) {
+    if (i < warp) end += warp_totals[i];
+    total += warp_totals[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kGatedExperts; ++i) {
+    end += counts[i];
+    ends[threadIdx.x * kGatedExperts + i] = end;
+  }
+  __syncthreads();
+  return total;
+}
+
+// Rows [i, end) of the valid ones of experts base on, counted as one sequence, in steps.
+class GatedMaskedWalk {
+ public:
+  __device__ GatedMaskedWalk(int32_t base, const int64_t* ends, int experts, int64_t i, int64_t end,
+                             int step)
+      : base_(base), ends_(ends), i_(i), end_(end), step_(step), low_(0) {
+    if (i >= end) return;
+    // The first expert that ends past the row.
+    int high = experts - 1;
+    while (low_ < high) {
+      const int middle = (low_ + high) / 2;
+      if (ends[middle] > i) {
+        high = middle;
+      } else {
+        low_ = middle + 1;
+      }
+    }
+  }
+
+  __device__ __forceinline__ bool next(GatedSpot& spot) {
+    if (i_ >= end_) return false;
+    while (ends_[low_] <= i_) ++low_;
+    spot.batch = base_ + low_;
+    spot.row = static_cast<int32_t>(i_ - (low_ == 0 ? 0 : ends_[low_ - 1]));
+    spot.expert = spot.batch;
+    i_ += step_;
+    return true;
+  }
+
+ private:
+  int32_t base_;
+  const int64_t* ends_;
+  int64_t i_, end_;
+  int step_, low_;
+};
+
+// The valid rows of all experts, counted as one sequence that the blocks share evenly: a slab is
+// mostly padding, and which part is not, only the device knows.
+template <typename Activation, GatedCase kCase, typename Sink>
+__global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
+    gated_masked_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
+                        const __grid_constant__ Sink sink) {
+  __shared__ int64_t ends[kGatedThreads * kGatedExperts];
+  __shared__ int64_t warp_totals[kGatedThreads / 32];
+  const GatedPlace place(tiling);
+  const int experts = static_cast<int>(blockDim.x) * kGatedExperts;
+  for (int64_t base = 0; base < in.batches; base += experts) {
+    if (base > 0) __syncthreads();  // the counts before are still being read
+    const int64_t total = count_gated_rows(in, base, ends, warp_totals);
+    const int64_t share = round_up(ceil_div(total, gridDim.x), tiling.rows);
+    const int64_t begin = blockIdx.x * share;
+    const int64_t end = begin + share < total ? begin + share : total;
+    if (place.row >= tiling.rows) continue;
+    GatedMaskedWalk walk(static_cast<int32_t>(base), ends, experts, begin + place.row, end,
+                         tiling.rows);
+    gated_walk<Activation, kCase>(in, sink, place, walk);
+  }
+  if constexpr (Sink::kPads) {
+    // From the last block on, which has the fewest rows.
+    for (int64_t batch = gridDim.x - 1 - blockIdx.x; batch < in.batches; batch += gridDim.x) {
+      const int64_t valid = gated_valid_rows(in, batch);
+      const int64_t tile_end = round_up(valid, in.alignment);
+      const int64_t stop = tile_end < in.rows ? tile_end : in.rows;
+      for (int64_t row = valid + threadIdx.x % 32; row < stop; row += 32) {
+        sink.pad(batch, row, threadIdx.x / 32, blockDim.x / 32);
+      }
+    }
+  }
+}
+
+}  // namespace dgmoe

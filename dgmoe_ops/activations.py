@@ -1,0 +1,132 @@
+"""The gated activations: their names, parameters and formulas. Wrappers, the layer, the README's
+table and the tests draw from `ACTIVATIONS`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A number that an activation takes.
+
+    Attributes:
+        name: the keyword of the ops and of the layer.
+        default: what it is when not given; None where it then has no effect.
+        required: must be given.
+        positive: must be above 0; otherwise any finite number will do.
+    """
+
+    name: str
+    default: float | None = None
+    required: bool = False
+    positive: bool = True
+
+
+@dataclass(frozen=True)
+class Activation:
+    """One row of the table.
+
+    Attributes:
+        name: what `fused_moe(activation=...)` takes.
+        op: the op family, `<op>` and `<op>_post_quant_{masked,contig}`.
+        parameters: what it takes besides gate and up.
+        formula: of gate g and up u, in fp32.
+        used_by: models that have it.
+    """
+
+    name: str
+    op: str
+    parameters: tuple[Parameter, ...]
+    formula: str
+    used_by: str
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    row.name: row
+    for row in (
+        Activation(
+            "silu",
+            "silu_and_mul",
+            (Parameter("swiglu_limit"),),
+            "g = min(g, limit), u = clamp(u, -limit, limit); g * sigmoid(g) * u",
+            "most MoE models; with a limit DeepSeek-V4",
+        ),
+        Activation(
+            "swigluoai",
+            "silu_and_mul",
+            (
+                Parameter("gemm1_alpha", default=1.702, positive=False),
+                Parameter("gemm1_clamp_limit", default=7.0),
+            ),
+            "g = min(g, limit), u = clamp(u, -limit, limit); g * sigmoid(alpha * g) * (u + 1)",
+            "gpt-oss",
+        ),
+        Activation(
+            "situ",
+            "situ_and_mul",
+            (Parameter("beta", required=True), Parameter("linear_beta", required=True)),
+            "beta * tanh(g / beta) * sigmoid(g) * linear_beta * tanh(u / linear_beta)",
+            "Kimi-K3",
+        ),
+    )
+}
+_LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the normal numbers of fp32
+
+
+def _refuse(name: str, arg: str, must: str, value: object) -> None:
+    raise ValueError(f"activation {name!r}: {arg} must {must}, got {value!r}")
+
+
+def _check_value(name: str, parameter: Parameter, value: float) -> None:
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        _refuse(name, parameter.name, "be a number", value)
+    if not math.isfinite(value) or abs(value) > _MOST:
+        _refuse(name, parameter.name, "be finite, as float32", value)
+    if parameter.positive and value < _LEAST:
+        _refuse(name, parameter.name, "be positive, as float32", value)
+
+
+def check_activation(name: str, **given: float | None) -> dict[str, float | None]:
+    """Return the keywords of the activation's op for these parameters; None means not given.
+
+    Defaults are filled in. Raises ValueError naming an unknown activation, a parameter that the
+    activation does not take, a required one that is missing, or a value out of range.
+    """
+    if name not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
+    activation = ACTIVATIONS[name]
+    taken = {parameter.name: parameter for parameter in activation.parameters}
+    for arg, value in given.items():
+        if value is not None and arg not in taken:
+            _refuse(name, arg, f"be None (it takes {', '.join(taken)})", value)
+    values = {}
+    for arg, parameter in taken.items():
+        value = given.get(arg)
+        value = parameter.default if value is None else value
+        if value is not None:
+            _check_value(name, parameter, value)
+        elif parameter.required:
+            _refuse(name, arg, "be given", None)
+        values[arg] = value
+    return values
+
+
+def _parameter_text(parameter: Parameter) -> str:
+    if parameter.required:
+        return f"`{parameter.name}`"
+    return f"`{parameter.name}={parameter.default}`"
+
+
+def activation_table() -> str:
+    """Lay out the activations as Markdown."""
+    lines = ["| activation | parameters | of gate g and up u | used by |", "|---|---|---|---|"]
+    for row in ACTIVATIONS.values():
+        parameters = ", ".join(_parameter_text(parameter) for parameter in row.parameters)
+        lines.append(f"| `{row.name}` | {parameters} | `{row.formula}` | {row.used_by} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(activation_table())

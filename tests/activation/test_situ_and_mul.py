@@ -1,0 +1,60 @@
+import pytest
+import torch
+from helpers import BF16, bits, check_random, int32, misaligned, random_bf16, same_bits, strided
+from hypothesis import given
+from hypothesis.strategies import data
+
+situ = torch.ops.dgmoe.situ_and_mul
+NAME = "situ_and_mul"
+BETAS = {"beta": 4.0, "linear_beta": 25.0}
+
+
+def outputs(x: torch.Tensor, masked_m) -> tuple[torch.Tensor, ...]:
+    out = situ(x, masked_m, **BETAS)
+    return out if isinstance(out, tuple) else (out,)
+
+
+@given(data())
+def test_random(device, data) -> None:
+    check_random(NAME, data.draw, device)
+
+
+def test_padding_reaches_no_result(device) -> None:
+    x, masked_m = random_bf16((3, 9, 400), device), int32([4, 0, 9], device)
+    valid = torch.arange(9) < masked_m.cpu()[:, None]
+    before = outputs(x, masked_m)
+    x[~valid.to(device)] = float("nan")
+    after = outputs(x, masked_m)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def test_views_do_not_matter(device) -> None:
+    x, masked_m = random_bf16((3, 9, 400), device), int32([4, 0, 9], device)
+    valid = torch.arange(9) < masked_m.cpu()[:, None]
+    expected = outputs(x, masked_m)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    for view in (strided(x), misaligned(x), turned):
+        found = outputs(view, masked_m)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def test_the_betas_have_no_default(device) -> None:
+    x = random_bf16((1, 2, 8), device)
+    with pytest.raises(RuntimeError, match="linear_beta"):
+        situ(x, int32([2], device), beta=4.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 8), (2, 0, 8), (2, 4, 0)])
+def test_empty(device, shape) -> None:
+    x = torch.zeros(shape, dtype=BF16, device=device)
+    found = outputs(x, int32([shape[1]] * shape[0], device))
+    assert found[0].shape == (*shape[:-1], shape[-1] // 2)
+
+
+def test_small_betas_saturate(device) -> None:
+    """Far past the betas only their product is left: beta * linear_beta."""
+    x = torch.full((1, 1, 256), 100.0, dtype=BF16, device=device)
+    out = situ(x, int32([1], device), beta=0.5, linear_beta=3.0)
+    assert same_bits(out, torch.full_like(out, 1.5))

@@ -1,0 +1,69 @@
+import pytest
+import torch
+from helpers import BF16, bits, check_random, int32, misaligned, random_bf16, strided
+from hypothesis import given
+from hypothesis.strategies import data
+
+situ = torch.ops.dgmoe.situ_and_mul_post_quant_contig
+NAME = "situ_and_mul_post_quant_contig"
+M_INDICES = [0] * 3 + [-1] + [2] * 6 + [-1] * 2
+BETAS = {"beta": 4.0, "linear_beta": 25.0}
+
+
+def outputs(x: torch.Tensor, m_indices) -> tuple[torch.Tensor, ...]:
+    out = situ(x, m_indices, scale_form=2, alignment=4, **BETAS)
+    return out if isinstance(out, tuple) else (out,)
+
+
+@given(data())
+def test_random(device, data) -> None:
+    check_random(NAME, data.draw, device)
+
+
+def test_padding_reaches_no_result(device) -> None:
+    x, m_indices = (
+        random_bf16((12, 400), device),
+        int32([0] * 3 + [-1] + [2] * 6 + [-1] * 2, device),
+    )
+    valid = (m_indices >= 0).cpu()
+    before = outputs(x, m_indices)
+    x[~valid.to(device)] = float("nan")
+    after = outputs(x, m_indices)
+    for one, other in zip(before, after, strict=True):
+        assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def test_views_do_not_matter(device) -> None:
+    x, m_indices = (
+        random_bf16((12, 400), device),
+        int32([0] * 3 + [-1] + [2] * 6 + [-1] * 2, device),
+    )
+    valid = (m_indices >= 0).cpu()
+    expected = outputs(x, m_indices)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    for view in (strided(x), misaligned(x), turned):
+        found = outputs(view, m_indices)
+        for one, other in zip(found, expected, strict=True):
+            assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def test_the_betas_have_no_default(device) -> None:
+    x = random_bf16((2, 8), device)
+    with pytest.raises(RuntimeError, match="linear_beta"):
+        situ(x, int32([0, 0], device), beta=4.0)
+
+
+@pytest.mark.parametrize("shape", [(0, 8), (4, 0), (0, 0)])
+def test_empty(device, shape) -> None:
+    x = torch.zeros(shape, dtype=BF16, device=device)
+    found = outputs(x, int32([0] * shape[0], device))
+    assert found[0].shape == (*shape[:-1], shape[-1] // 2)
+
+
+def test_small_betas_saturate(device) -> None:
+    """Far past the betas only their product is left: beta * linear_beta."""
+    x = torch.full((1, 256), 100.0, dtype=BF16, device=device)
+    out = situ(x, int32([0], device), beta=0.5, linear_beta=3.0)
+    q, scale = out
+    values = q.float() * scale
+    assert ((values - 1.5).abs() < 1e-5).all()
