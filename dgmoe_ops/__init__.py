@@ -6,6 +6,7 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
 from . import layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
+from .block import moe_block, router_logits
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
 from .warmup import LayerShape, plan_warmup, warmup
@@ -22,12 +23,14 @@ __all__ = [
     "fused_moe",
     "fused_moe_inline",
     "layouts",
+    "moe_block",
     "num_sms",
     "ops",
     "pdl",
     "plan_warmup",
     "prepare_weights",
     "recipes",
+    "router_logits",
     "routing",
     "warmup",
 ]

@@ -3,18 +3,43 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 
 from ._sanity import at, first_where, looks_at
+from .activations import activation_keywords, check_activation
 from .config import LAYOUTS, sanity_check
 from .layouts import ceil_div, round_up
 from .ops._registry import one_device, refuse_grad, wants_grad
 from .recipes import RECIPES, Recipe
 
-ACTIVATIONS = ("silu",)
+SWIZZLES = (0, 1, 8)
+PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
 _ID_DTYPES = (torch.int32, torch.int64)
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Between(NamedTuple):
+    """What happens between the GEMMs, as the caller says it."""
+
+    activation: str
+    swiglu_limit: float | None
+    gemm1_alpha: float | None
+    gemm1_clamp_limit: float | None
+    beta: float | None
+    linear_beta: float | None
+    swizzle: int
+    round_activation: bool
+    bias: torch.Tensor | None
+
+
+class Checked(NamedTuple):
+    """What the checks found out."""
+
+    recipe: Recipe
+    num_experts: int  #: over all ranks
+    activation: dict[str, float | None]  #: keywords of the activation's op
 
 
 def _fail(arg: str, must: str, got) -> None:
@@ -55,6 +80,28 @@ def _scale(arg: str, scale, weight: torch.Tensor, recipe: Recipe) -> None:
         _fail(arg, f"have shape {shape} as {form} scales", tuple(scale.shape))
 
 
+def _bias(arg: str, bias: torch.Tensor | None, experts: int, least: int, most: int) -> None:
+    if bias is None:
+        return
+    _dtype(arg, bias, (torch.float32, torch.bfloat16))
+    _dim(arg, bias, 2, f"({experts}, {least})")
+    if bias.shape[0] != experts:
+        _fail(arg, f"have a row for each of the {experts} local experts", tuple(bias.shape))
+    if not least <= bias.shape[1] <= most:
+        padded = "" if least == most else f" to {most}"
+        _fail(arg, f"have {least}{padded} columns", tuple(bias.shape))
+
+
+def _activation(between: Between) -> dict[str, float | None]:
+    """The keywords of the activation's op."""
+    given = {name: getattr(between, name) for name in PARAMETERS}
+    if between.swizzle not in SWIZZLES:
+        _fail("swizzle", f"be one of {', '.join(map(str, SWIZZLES))}", between.swizzle)
+    if torch.compiler.is_compiling():  # values may be symbolic; the op looks at them again
+        return activation_keywords(between.activation, given, "dgmoe::fused_moe: ")
+    return check_activation(between.activation, "dgmoe::fused_moe: ", **given)
+
+
 def _check_ids(topk_ids: torch.Tensor, total: int) -> None:
     where = first_where((topk_ids < -1) | (topk_ids > total))
     if where is not None:
@@ -73,15 +120,15 @@ def check_layer(
     recipe: str,
     num_experts: int | None,
     expert_start: int,
-    activation: str,
+    between: Between,
+    w2_bias: torch.Tensor | None,
     routed_scaling_factor: float,
     layout: str,
-) -> tuple[Recipe, int]:
-    """Check every argument of the layer; return the recipe and the global number of experts."""
+) -> Checked:
+    """Check every argument of the layer."""
     if recipe not in RECIPES:
         _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
-    if activation not in ACTIVATIONS:
-        _fail("activation", f"be one of {', '.join(ACTIVATIONS)}", repr(activation))
+    keywords = _activation(between)
     if layout not in LAYOUTS:
         _fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
     # While compiling the factor may be symbolic; the combining op looks at it again.
@@ -144,6 +191,9 @@ def check_layer(
             _name(w2_scale.dtype),
         )
 
+    _bias("w13_bias", between.bias, experts, rows13, rows13)
+    _bias("w2_bias", w2_bias, experts, hidden, w2.shape[1])
+
     if not 0 <= expert_start < 2**31:
         _fail("expert_start", "be at least 0 and below 2^31", expert_start)
     total = expert_start + experts if num_experts is None else num_experts
@@ -162,6 +212,8 @@ def check_layer(
         "w13_scale": w13_scale,
         "w2": w2,
         "w2_scale": w2_scale,
+        "w13_bias": between.bias,
+        "w2_bias": w2_bias,
     }
     one_device("fused_moe", list(named), tuple(named.values()), {})
     if sanity_check() and looks_at(topk_ids):
@@ -169,7 +221,7 @@ def check_layer(
     for arg, tensor in named.items():
         if tensor is not None and wants_grad(tensor):
             refuse_grad("fused_moe", arg)
-    return chosen, total
+    return Checked(chosen, total, keywords)
 
 
 def check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:

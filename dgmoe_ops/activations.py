@@ -75,41 +75,53 @@ ACTIVATIONS: dict[str, Activation] = {
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the normal numbers of fp32
 
 
-def _refuse(name: str, arg: str, must: str, value: object) -> None:
-    raise ValueError(f"activation {name!r}: {arg} must {must}, got {value!r}")
+def _refuse(where: str, name: str, arg: str, must: str, value: object) -> None:
+    raise ValueError(f"{where}activation {name!r}: {arg} must {must}, got {value!r}")
 
 
-def _check_value(name: str, parameter: Parameter, value: float) -> None:
+def _check_value(where: str, name: str, parameter: Parameter, value: float) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        _refuse(name, parameter.name, "be a number", value)
+        _refuse(where, name, parameter.name, "be a number", value)
     if not math.isfinite(value) or abs(value) > _MOST:
-        _refuse(name, parameter.name, "be finite, as float32", value)
+        _refuse(where, name, parameter.name, "be finite, as float32", value)
     if parameter.positive and value < _LEAST:
-        _refuse(name, parameter.name, "be positive, as float32", value)
+        _refuse(where, name, parameter.name, "be positive, as float32", value)
 
 
-def check_activation(name: str, **given: float | None) -> dict[str, float | None]:
-    """Return the keywords of the activation's op for these parameters; None means not given.
+def activation_keywords(
+    name: str, given: dict[str, float | None], where: str = ""
+) -> dict[str, float | None]:
+    """Return the keywords of the activation's op, defaults filled in; None means not given.
 
-    Defaults are filled in. Raises ValueError naming an unknown activation, a parameter that the
-    activation does not take, a required one that is missing, or a value out of range.
+    Values are not looked at: they may be symbolic. Raises ValueError, starting with `where`,
+    naming an unknown activation, a parameter that it does not take, or a required one that is
+    missing.
     """
     if name not in ACTIVATIONS:
-        raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {name!r}")
-    activation = ACTIVATIONS[name]
-    taken = {parameter.name: parameter for parameter in activation.parameters}
+        known = ", ".join(ACTIVATIONS)
+        raise ValueError(f"{where}activation must be one of {known}, got {name!r}")
+    taken = {parameter.name: parameter for parameter in ACTIVATIONS[name].parameters}
     for arg, value in given.items():
         if value is not None and arg not in taken:
-            _refuse(name, arg, f"be None (it takes {', '.join(taken)})", value)
+            _refuse(where, name, arg, f"be None (it takes {', '.join(taken)})", value)
     values = {}
     for arg, parameter in taken.items():
         value = given.get(arg)
-        value = parameter.default if value is None else value
-        if value is not None:
-            _check_value(name, parameter, value)
-        elif parameter.required:
-            _refuse(name, arg, "be given", None)
-        values[arg] = value
+        values[arg] = parameter.default if value is None else value
+        if values[arg] is None and parameter.required:
+            _refuse(where, name, arg, "be given", None)
+    return values
+
+
+def check_activation(name: str, where: str = "", **given: float | None) -> dict[str, float | None]:
+    """Return what `activation_keywords` returns, after a look at the values.
+
+    Raises ValueError naming what is wrong.
+    """
+    values = activation_keywords(name, given, where)
+    for parameter in ACTIVATIONS[name].parameters:
+        if values[parameter.name] is not None:
+            _check_value(where, name, parameter, values[parameter.name])
     return values
 
 

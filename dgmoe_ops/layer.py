@@ -4,7 +4,7 @@
 |---|---|---|
 | 2b place | moe_ep_deepgemm_preprocess | quant_group_fp8, ep_scatter |
 | 3 GEMM1 | grouped_gemm_nt_*_masked | grouped_gemm_nt_*_contig |
-| 4 activation | silu_and_mul(_post_quant_masked) | silu_and_mul(_post_quant_contig) |
+| 4 activation | {silu,situ}_and_mul(_post_quant_masked) | {silu,situ}_and_mul(_post_quant_contig) |
 | 5 GEMM2 | as GEMM1 | as GEMM1 |
 | 6 combine | post_reorder_deepgemm | post_reorder_deepgemm |
 """
@@ -16,13 +16,17 @@ from typing import NamedTuple
 
 import torch
 
-from ._layer_contract import check_layer, check_out
+from ._layer_contract import Between, check_layer, check_out
+from .activations import ACTIVATIONS
 from .layouts import LayoutFacts, ScaleForm, choose_layout, expected_rows
 from .ops._registry import NAMESPACE, fake_of
 from .ops.activation import (
     silu_and_mul,
     silu_and_mul_post_quant_contig,
     silu_and_mul_post_quant_masked,
+    situ_and_mul,
+    situ_and_mul_post_quant_contig,
+    situ_and_mul_post_quant_masked,
 )
 from .ops.combine import post_reorder_deepgemm
 from .ops.gemm import (
@@ -33,6 +37,20 @@ from .ops.gemm import (
 )
 from .ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
 from .recipes import Recipe
+
+#: the ops of an activation: for the bf16 recipe, for masked slabs, for contiguous segments
+_ACTIVATION_OPS = {
+    "silu_and_mul": (
+        silu_and_mul,
+        silu_and_mul_post_quant_masked,
+        silu_and_mul_post_quant_contig,
+    ),
+    "situ_and_mul": (
+        situ_and_mul,
+        situ_and_mul_post_quant_masked,
+        situ_and_mul_post_quant_contig,
+    ),
+}
 
 
 class Placed(NamedTuple):
@@ -54,6 +72,8 @@ class Stages(NamedTuple):
     expert_start: int
     padded_hidden: int
     expected_m: int
+    between: Between
+    activation: dict[str, float | None]  #: keywords of the activation's op
 
 
 def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -> Placed:
@@ -115,11 +135,21 @@ def activate(
     stages: Stages, gate_up: torch.Tensor, where: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Stage 4: the gated activation, quantised for GEMM2."""
+    between = stages.between
+    plain, masked, contig = _ACTIVATION_OPS[ACTIVATIONS[between.activation].op]
+    options = {**stages.activation, "swizzle": between.swizzle, "bias": between.bias}
     if not stages.recipe.quantized:
         masked_m, m_indices = (where, None) if stages.masked else (None, where)
-        return silu_and_mul(gate_up, masked_m, m_indices), None
-    quantized = silu_and_mul_post_quant_masked if stages.masked else silu_and_mul_post_quant_contig
-    return quantized(gate_up, where, group_size=stages.recipe.group_size, scale_form=stages.form)
+        return plain(gate_up, masked_m, m_indices, **options), None
+    quantized = masked if stages.masked else contig
+    return quantized(
+        gate_up,
+        where,
+        group_size=stages.recipe.group_size,
+        scale_form=stages.form,
+        round_activation=between.round_activation,
+        **options,
+    )
 
 
 @functools.lru_cache(maxsize=64)
@@ -159,6 +189,15 @@ def fused_moe_inline(
     num_experts: int | None = None,
     expert_start: int = 0,
     activation: str = "silu",
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    swizzle: int = 0,
+    round_activation: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
     layout: str = "auto",
     out: torch.Tensor | None = None,
@@ -168,7 +207,18 @@ def fused_moe_inline(
     Arguments, result and bits are those of `fused_moe`, which is one opaque node in a graph.
     `out`, a contiguous buffer like hidden_states, takes the result where it is given.
     """
-    chosen, total = check_layer(
+    between = Between(
+        activation,
+        swiglu_limit,
+        gemm1_alpha,
+        gemm1_clamp_limit,
+        beta,
+        linear_beta,
+        swizzle,
+        round_activation,
+        w13_bias,
+    )
+    chosen, total, keywords = check_layer(
         hidden_states,
         topk_weights,
         topk_ids,
@@ -179,7 +229,8 @@ def fused_moe_inline(
         recipe,
         num_experts,
         expert_start,
-        activation,
+        between,
+        w2_bias,
         routed_scaling_factor,
         layout,
     )
@@ -195,6 +246,8 @@ def fused_moe_inline(
         expert_start=expert_start,
         padded_hidden=w13.shape[2],
         expected_m=expected_rows(tokens, top_k, total),
+        between=between,
+        activation=keywords,
     )
     # Each intermediate is dropped as soon as the next stage has read it: the peak is one GEMM's
     # input and output.
@@ -211,6 +264,9 @@ def fused_moe_inline(
         topk_weights,
         routed_scaling_factor=routed_scaling_factor,
         hidden_size=hidden,
+        bias=w2_bias,
+        topk_ids=None if w2_bias is None else topk_ids,
+        expert_start=expert_start if w2_bias is not None else 0,
         out=out,
     )
 
@@ -228,6 +284,15 @@ def fused_moe(
     num_experts: int | None = None,
     expert_start: int = 0,
     activation: str = "silu",
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    swizzle: int = 0,
+    round_activation: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
     layout: str = "auto",
 ) -> torch.Tensor:
@@ -250,7 +315,15 @@ def fused_moe(
         recipe: "bf16" or "fp8_block".
         num_experts: experts over all ranks. Default expert_start + experts.
         expert_start: global id of this rank's first expert.
-        activation: "silu".
+        activation: "silu", "swigluoai" or "situ"; `dgmoe_ops.activations` has their formulas.
+        swiglu_limit: of "silu": clamp gate from above and up from both sides first.
+        gemm1_alpha, gemm1_clamp_limit: of "swigluoai", default 1.702 and 7.
+        beta, linear_beta: of "situ", both required.
+        swizzle: how the rows of w13 (and w13_bias) stand: 0, all of gate and all of up; 8, eight of
+            each in turn; 1, one of each in turn. `prepare_weights` pads the two halves of 0.
+        round_activation: round the activation to bfloat16 before it is quantised, as some peers do.
+        w13_bias: (experts, rows of w13) float32 or bfloat16, added to GEMM1 in fp32.
+        w2_bias: (experts, hidden) float32 or bfloat16, added to each row of GEMM2 in fp32.
         routed_scaling_factor: multiplies the sum, in fp32.
         layout: "masked", "contig", or "auto": chosen from static facts, the same under graph
             capture as before.
@@ -275,6 +348,15 @@ def fused_moe(
         num_experts=num_experts,
         expert_start=expert_start,
         activation=activation,
+        swiglu_limit=swiglu_limit,
+        gemm1_alpha=gemm1_alpha,
+        gemm1_clamp_limit=gemm1_clamp_limit,
+        beta=beta,
+        linear_beta=linear_beta,
+        swizzle=swizzle,
+        round_activation=round_activation,
+        w13_bias=w13_bias,
+        w2_bias=w2_bias,
         routed_scaling_factor=routed_scaling_factor,
         layout=layout,
     )
@@ -287,7 +369,10 @@ def _fused_moe_out(*args, **kwargs):
 _ARGUMENTS = (
     "Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, Tensor w13, Tensor? w13_scale,"
     ' Tensor w2, Tensor? w2_scale, *, str recipe="fp8_block", int? num_experts=None,'
-    ' int expert_start=0, str activation="silu", float routed_scaling_factor=1.0,'
+    ' int expert_start=0, str activation="silu", float? swiglu_limit=None,'
+    " float? gemm1_alpha=None, float? gemm1_clamp_limit=None, float? beta=None,"
+    " float? linear_beta=None, int swizzle=0, bool round_activation=False,"
+    " Tensor? w13_bias=None, Tensor? w2_bias=None, float routed_scaling_factor=1.0,"
     ' str layout="auto"'
 )
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")

@@ -60,6 +60,7 @@ MAY_IMPORT = {
         "_layer_contract",
         "prepare",
     },
+    "block": {"layer", "ops", "prepare", "routing"},
     "jit": set(),
     "_progress": set(),
     "_warmup_plan": {"layouts", "platforms", "prepare", "recipes"},

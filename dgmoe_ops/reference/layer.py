@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 
 from ._float import decode_ue8m0, on_cpu
-from .activation import silu_and_mul_post_quant_contig_ref, silu_and_mul_ref
 from .gemm import dequantize
 from .permute import quant_group_fp8_ref
 from .scale import PACKED, ROW_MAJOR, dequantized_scale
@@ -45,25 +44,49 @@ def dequantized_weight(
 
 
 def _run(
-    hidden_states, topk_weights, topk_ids, w13, w2, expert_start, first, gated, last
+    hidden_states, topk_weights, topk_ids, w13, w2, expert_start, first, gated, last, w2_bias
 ) -> torch.Tensor:
     """Return the weighted sum over local experts of last(gated(first(x) @ w13^T) @ w2^T)."""
     tokens, hidden = hidden_states.shape
-    inter = w13.shape[1] // 2
+    inter = w2.shape[2]
     x = first(hidden_states)
     out = torch.zeros((tokens, hidden), dtype=torch.float64)
     for expert in range(w13.shape[0]):
         chosen = topk_ids == expert + expert_start
         here = chosen.any(-1)
         weight = (topk_weights.double() * chosen).sum(-1)[here]
-        y = last(gated(x[here] @ w13[expert, :, :hidden].T) @ w2[expert, :hidden, :inter].T)
+        between = gated(x[here] @ w13[expert, :, :hidden].T, expert)
+        y = last(between @ w2[expert, :hidden, :inter].T)
+        if w2_bias is not None:
+            y = y + w2_bias[expert, :hidden].double()
         out[here] += weight.unsqueeze(-1) * y
     return out
 
 
-def _check_activation(activation: object) -> None:
-    if str(getattr(activation, "value", activation)) != "silu":
-        raise ValueError(f"fused_moe_ref: activation must be 'silu', got {activation!r}")
+def _halves(columns: torch.Tensor, swizzle: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gate and up of columns that stand in two halves, or in turns of `swizzle`."""
+    if swizzle == 0:
+        return columns.chunk(2, dim=-1)
+    turn = torch.arange(columns.shape[-1]) // swizzle % 2
+    return columns[..., turn == 0], columns[..., turn == 1]
+
+
+def _activate(name: str, g: torch.Tensor, u: torch.Tensor, given: dict) -> torch.Tensor:
+    """Return the activation in the precision of g and u."""
+    if name == "situ":
+        beta, linear = given["beta"], given["linear_beta"]
+        return beta * torch.tanh(g / beta) * torch.sigmoid(g) * linear * torch.tanh(u / linear)
+    limit = given["swiglu_limit"]
+    alpha, more = 1.0, 0.0
+    if name == "swigluoai":
+        alpha = 1.702 if given["gemm1_alpha"] is None else given["gemm1_alpha"]
+        limit = 7.0 if given["gemm1_clamp_limit"] is None else given["gemm1_clamp_limit"]
+        more = 1.0
+    elif name != "silu":
+        raise ValueError(f"fused_moe_ref: activation must be known, got {name!r}")
+    if limit is not None:
+        g, u = g.clamp(max=limit), u.clamp(-limit, limit)
+    return g * torch.sigmoid(alpha * g) * (u + more)
 
 
 @on_cpu
@@ -80,6 +103,15 @@ def fused_moe_ref(
     num_experts: int | None = None,
     expert_start: int = 0,
     activation: str = "silu",
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    swizzle: int = 0,
+    round_activation: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
     layout: object = None,
 ) -> torch.Tensor:
@@ -89,11 +121,18 @@ def fused_moe_ref(
     duplicate id counts twice. `num_experts` and `layout` do not change the result. Quantising
     activations twice to e4m3 puts the layer 4 to 5 % away from this, in relative Frobenius norm.
     """
-    _check_activation(activation)
+    given = {
+        "swiglu_limit": swiglu_limit,
+        "gemm1_alpha": gemm1_alpha,
+        "gemm1_clamp_limit": gemm1_clamp_limit,
+        "beta": beta,
+        "linear_beta": linear_beta,
+    }
 
-    def gated(gate_up):
-        gate, up = gate_up.chunk(2, dim=-1)
-        return gate / (1 + torch.exp(-gate)) * up
+    def gated(gate_up, expert):
+        if w13_bias is not None:
+            gate_up = gate_up + w13_bias[expert].double()
+        return _activate(activation, *_halves(gate_up, swizzle), given)
 
     return routed_scaling_factor * _run(
         hidden_states,
@@ -105,6 +144,7 @@ def fused_moe_ref(
         torch.Tensor.double,
         gated,
         lambda y: y,
+        w2_bias,
     )
 
 
@@ -122,6 +162,15 @@ def fused_moe_quantized_ref(
     num_experts: int | None = None,
     expert_start: int = 0,
     activation: str = "silu",
+    swiglu_limit: float | None = None,
+    gemm1_alpha: float | None = None,
+    gemm1_clamp_limit: float | None = None,
+    beta: float | None = None,
+    linear_beta: float | None = None,
+    swizzle: int = 0,
+    round_activation: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
     layout: object = None,
 ) -> torch.Tensor:
@@ -130,7 +179,13 @@ def fused_moe_quantized_ref(
     Activations are quantised as the recipe says, GEMM outputs rounded to bf16. A layer is within
     about 0.3 % of this, in relative Frobenius norm.
     """
-    _check_activation(activation)
+    given = {
+        "swiglu_limit": swiglu_limit,
+        "gemm1_alpha": gemm1_alpha,
+        "gemm1_clamp_limit": gemm1_clamp_limit,
+        "beta": beta,
+        "linear_beta": linear_beta,
+    }
     group = 32 if _name(recipe).startswith("mx") else 128
     form = PACKED if w13_scale is not None and w13_scale.dtype == torch.int32 else ROW_MAJOR
 
@@ -139,12 +194,16 @@ def fused_moe_quantized_ref(
             return x.double()
         return dequantize(*quant_group_fp8_ref(x, group, form), 1, group)
 
-    def gated(gate_up):
-        rounded = gate_up.bfloat16()
+    def gated(gate_up, expert):
+        rounded = gate_up.bfloat16().double()
+        if w13_bias is not None:
+            rounded = rounded + w13_bias[expert].double()
+        product = _activate(activation, *_halves(rounded, swizzle), given)
         if w13_scale is None:
-            return silu_and_mul_ref(rounded).double()
-        quantized = silu_and_mul_post_quant_contig_ref(rounded, group_size=group, scale_form=form)
-        return dequantize(*quantized, 1, group)
+            return product.bfloat16().double()
+        if round_activation:
+            product = product.bfloat16()
+        return dequantize(*quant_group_fp8_ref(product.float(), group, form), 1, group)
 
     return routed_scaling_factor * _run(
         hidden_states,
@@ -156,4 +215,5 @@ def fused_moe_quantized_ref(
         first,
         gated,
         lambda y: y.bfloat16().double(),
+        w2_bias,
     )

@@ -1,0 +1,171 @@
+"""A whole MoE block: the router's gate, routing, the layer, and shared experts beside it."""
+
+from __future__ import annotations
+
+import torch
+
+from .layer import fused_moe
+from .ops.gemm import gemm_nt_bf16bf16f32
+from .ops.route import hash_gate, topk_gate
+from .prepare import MoEWeights
+from .routing import Scoring
+
+_GATE_COLUMNS, _GATE_ROWS = 64, 8  # what the GEMM of the gate takes multiples of on a GPU
+
+
+def _fail(arg: str, must: str, got: object) -> None:
+    raise ValueError(f"dgmoe_ops.moe_block: {arg} must {must}, got {got}")
+
+
+def router_logits(
+    hidden_states: torch.Tensor, gate_weight: torch.Tensor, gate_bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute the router's logits in fp32.
+
+    Args:
+        hidden_states: (tokens, hidden) bfloat16.
+        gate_weight: (experts, hidden); bfloat16 goes through one GEMM with fp32 sums, float32
+            multiplies the widened tokens.
+        gate_bias: (experts,), the bias of the router's linear layer, added in fp32.
+
+    Returns:
+        (tokens, experts) float32.
+
+    Raises:
+        ValueError: shapes do not match, or gate_weight has another dtype.
+    """
+    if gate_weight.dim() != 2 or gate_weight.shape[1] != hidden_states.shape[-1]:
+        _fail(
+            "gate_weight",
+            f"have shape (experts, {hidden_states.shape[-1]})",
+            tuple(gate_weight.shape),
+        )
+    if gate_weight.dtype not in (torch.bfloat16, torch.float32):
+        _fail("gate_weight", "be bfloat16 or float32", gate_weight.dtype)
+    experts, hidden = gate_weight.shape
+    fits = hidden % _GATE_COLUMNS == 0 and experts % _GATE_ROWS == 0
+    if gate_weight.dtype == torch.bfloat16 and fits:
+        logits = gemm_nt_bf16bf16f32(hidden_states.contiguous(), gate_weight.contiguous())
+    else:
+        logits = hidden_states.float() @ gate_weight.float().t()
+    return logits if gate_bias is None else logits + gate_bias.float()
+
+
+def _shared_output(
+    hidden_states: torch.Tensor, shared: MoEWeights, gate: torch.Tensor | None, activation: dict
+) -> torch.Tensor:
+    """Every token through every shared expert, with weight 1 or the sigmoid of its own gate."""
+    tokens, experts = hidden_states.shape[0], shared.w13.shape[0]
+    ids = torch.arange(experts, dtype=torch.int32, device=hidden_states.device)
+    ids = ids.expand(tokens, experts)
+    if gate is None:
+        weights = torch.ones((tokens, experts), device=hidden_states.device)
+    else:
+        weights = torch.sigmoid(router_logits(hidden_states, gate)).expand(tokens, experts)
+    return fused_moe(
+        hidden_states, weights, ids, *shared.tensors, recipe=shared.recipe, **activation
+    )
+
+
+def moe_block(
+    hidden_states: torch.Tensor,
+    gate_weight: torch.Tensor,
+    weights: MoEWeights,
+    *,
+    top_k: int,
+    gate_bias: torch.Tensor | None = None,
+    scoring: int = Scoring.SOFTMAX,
+    bias: torch.Tensor | None = None,
+    num_groups: int = 1,
+    topk_groups: int = 1,
+    group_scores: int = 0,
+    renormalize: bool = True,
+    routed_scaling_factor: float = 1.0,
+    num_tokens: torch.Tensor | None = None,
+    num_fused_shared: int = 0,
+    expert_map: torch.Tensor | None = None,
+    token_ids: torch.Tensor | None = None,
+    hash_table: torch.Tensor | None = None,
+    shared: MoEWeights | None = None,
+    shared_gate: torch.Tensor | None = None,
+    num_experts: int | None = None,
+    expert_start: int = 0,
+    layout: str = "auto",
+    **activation: object,
+) -> torch.Tensor:
+    """Run a whole MoE block: gate, routing, layer, and shared experts added to the routed ones.
+
+    Args:
+        hidden_states: (tokens, hidden) bfloat16.
+        gate_weight: (experts, hidden) bfloat16 or float32, the router over all ranks' experts.
+        weights: the routed experts of this rank, from `prepare_weights`.
+        top_k: experts a token.
+        gate_bias: (experts,), the bias of the router's linear layer (gpt-oss).
+        scoring, bias, num_groups, topk_groups, group_scores, renormalize: as in
+            `dgmoe_ops.ops.topk_gate`; `dgmoe_ops.routing` says which model takes which.
+        routed_scaling_factor: multiplies the sum of the routed experts, in fp32.
+        num_tokens: int32 or int64 tensor of one integer: rows from it on are padding; their routed
+            part is zero.
+        num_fused_shared: shared experts that stand behind the routed ones in `weights`.
+        expert_map: physical ids of the experts, as in `topk_gate`.
+        token_ids, hash_table: given together, experts come from the table's row of each token
+            (`dgmoe_ops.ops.hash_gate`) and top_k must be its width.
+        shared: shared experts, which every token goes through; added after the layer.
+        shared_gate: (1, hidden) weighs the shared experts of a token by its sigmoid (Qwen2-MoE).
+        num_experts, expert_start, layout: as in `fused_moe`. Default of num_experts: the ids that
+            routing can give.
+        activation: `activation`, its parameters, biases and more of `fused_moe`. Shared experts
+            take the same activation, without the biases.
+
+    Returns:
+        (tokens, hidden) bfloat16: the routed sum, plus the shared sum where there is one, each
+        rounded once.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, rank, size or value.
+    """
+    if (token_ids is None) != (hash_table is None):
+        _fail("hash_table", "be given together with token_ids", "one of the two")
+    if shared_gate is not None and shared is None:
+        _fail("shared_gate", "be None without shared experts", tuple(shared_gate.shape))
+    logits = router_logits(hidden_states, gate_weight, gate_bias)
+    scaled = {
+        "scoring": scoring,
+        "renormalize": renormalize,
+        "routed_scaling_factor": routed_scaling_factor,
+        "num_tokens": num_tokens,
+        "num_fused_shared": num_fused_shared,
+        "expert_map": expert_map,
+    }
+    if hash_table is None:
+        topk_weights, topk_ids, _ = topk_gate(
+            logits,
+            top_k,
+            bias=bias,
+            num_groups=num_groups,
+            topk_groups=topk_groups,
+            group_scores=group_scores,
+            **scaled,
+        )
+    else:
+        if hash_table.dim() != 2 or hash_table.shape[1] != top_k:
+            _fail("hash_table", f"have {top_k} columns, top_k", tuple(hash_table.shape))
+        topk_weights, topk_ids, _ = hash_gate(token_ids, hash_table, logits, **scaled)
+    if num_experts is None and expert_map is None:
+        num_experts = gate_weight.shape[0] + num_fused_shared
+    routed = fused_moe(
+        hidden_states,
+        topk_weights,
+        topk_ids,
+        *weights.tensors,
+        recipe=weights.recipe,
+        num_experts=num_experts,
+        expert_start=expert_start,
+        routed_scaling_factor=routed_scaling_factor,
+        layout=layout,
+        **activation,
+    )
+    if shared is None:
+        return routed
+    between = {name: value for name, value in activation.items() if not name.endswith("_bias")}
+    return routed + _shared_output(hidden_states, shared, shared_gate, between)

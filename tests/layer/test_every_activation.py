@@ -1,0 +1,137 @@
+"""Every activation through the whole layer: each recipe, layout, column order and bias."""
+
+import pytest
+import torch
+
+import dgmoe_ops
+from dgmoe_ops.activations import ACTIVATIONS
+from dgmoe_ops.reference.layer import fused_moe_quantized_ref
+from dgmoe_ops.testing.layer import layer_inputs, relative_error
+
+CASES = {
+    "silu": {"activation": "silu"},
+    "silu, limit": {"activation": "silu", "swiglu_limit": 0.5},
+    "swigluoai": {"activation": "swigluoai"},
+    "swigluoai, own": {"activation": "swigluoai", "gemm1_alpha": 0.7, "gemm1_clamp_limit": 1.5},
+    "situ": {"activation": "situ", "beta": 0.5, "linear_beta": 2.0},
+}
+#: an e4m3 value beside a rounding boundary goes to the other neighbour now and then
+BOUND = {"cpu": {"bf16": 3e-3, "fp8_block": 5e-3}, "cuda": {"bf16": 3e-3, "fp8_block": 3e-2}}
+TOKENS, EXPERTS, TOP_K = 33, 5, 2
+
+
+def reordered(w13, swizzle):
+    """w13 with its gate and up rows in turns of `swizzle`."""
+    if swizzle == 0:
+        return w13
+    gate, up = (half.unflatten(1, (-1, swizzle)) for half in w13.chunk(2, dim=1))
+    return torch.stack((gate, up), dim=2).flatten(1, 3).contiguous()
+
+
+def biases(w13, hidden, device):
+    g = torch.Generator().manual_seed(5)
+    return {
+        "w13_bias": torch.randn(w13.shape[:2], generator=g).to(device),
+        "w2_bias": torch.randn(w13.shape[0], hidden, generator=g).bfloat16().to(device),
+    }
+
+
+def test_the_table_is_covered() -> None:
+    assert {case["activation"] for case in CASES.values()} == set(ACTIVATIONS)
+
+
+@pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("swizzle", [0, 8, 1])
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("name", CASES)
+def test_against_the_oracle(name, recipe, swizzle, with_bias, device) -> None:
+    args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)
+    x, weights, ids, w13, w13_scale, w2, w2_scale = args
+    if w13_scale is not None:
+        # One scale everywhere, so that rows may change places.
+        w13_scale = torch.full_like(w13_scale, 2.0**-9)
+    w13 = reordered(w13, swizzle)
+    args = (x, weights, ids, w13, w13_scale, w2, w2_scale)
+    kwargs |= CASES[name] | {"swizzle": swizzle, "routed_scaling_factor": 1.5}
+    if with_bias:
+        kwargs |= biases(w13, x.shape[1], device)
+    masked, contig = (
+        torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs) for layout in ("masked", "contig")
+    )
+    assert torch.equal(masked, contig)
+    want = fused_moe_quantized_ref(*args, **kwargs)
+    assert relative_error(masked.cpu(), want) < BOUND[device.type][recipe]
+    inline = dgmoe_ops.fused_moe_inline(*args, layout="contig", **kwargs)
+    assert torch.equal(inline, contig)
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
+def test_activations_differ(recipe, device) -> None:
+    """No parameter is dropped on the way: each case has a result of its own."""
+    args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)
+    results = [torch.ops.dgmoe.fused_moe(*args, **kwargs, **case) for case in CASES.values()]
+    for i, one in enumerate(results):
+        for other in results[:i]:
+            assert relative_error(one, other) > 2e-2
+
+
+def test_round_activation(device) -> None:
+    args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, "fp8_block", device)
+    fine = torch.ops.dgmoe.fused_moe(*args, **kwargs)
+    coarse = torch.ops.dgmoe.fused_moe(*args, round_activation=True, **kwargs)
+    assert not torch.equal(fine, coarse)
+    assert relative_error(coarse, fine) < 2e-2
+
+
+@pytest.mark.parametrize("start", [0, 3])
+def test_biases_of_this_rank(start, device) -> None:
+    """A rank adds the biases of its own experts, and of no slot that is routed elsewhere."""
+    args, kwargs = layer_inputs(TOKENS, 8, TOP_K, "bf16", device)
+    x, weights, ids, w13, _, w2, _ = args
+    both = biases(w13, x.shape[1], device)
+    mine = slice(start, start + 4)
+    local = {name: bias[mine] for name, bias in both.items()}
+    kwargs |= {"num_experts": 8, "expert_start": start}
+    local_args = (x, weights, ids, w13[mine], None, w2[mine], None)
+    got = torch.ops.dgmoe.fused_moe(*local_args, **kwargs, **local)
+    want = fused_moe_quantized_ref(*local_args, **kwargs, **local)
+    assert relative_error(got.cpu(), want) < BOUND[device.type]["bf16"]
+    nobody = torch.full_like(ids, -1)
+    out = torch.ops.dgmoe.fused_moe(x, weights, nobody, *local_args[3:], **kwargs, **local)
+    assert not out.any()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"activation": "gelu"}, "activation must be one of silu, swigluoai, situ, got 'gelu'"),
+        ({"activation": "silu", "beta": 1.0}, "activation 'silu': beta must be None"),
+        ({"gemm1_alpha": 1.7}, "activation 'silu': gemm1_alpha must be None"),
+        ({"activation": "swigluoai", "swiglu_limit": 7.0}, "swiglu_limit must be None"),
+        ({"activation": "situ", "beta": 1.0}, "'situ': linear_beta must be given, got None"),
+        ({"swiglu_limit": -1.0}, "swiglu_limit must be positive, as float32, got -1.0"),
+        ({"swiglu_limit": float("inf")}, "swiglu_limit must be finite"),
+        ({"swizzle": 4}, "swizzle must be one of 0, 1, 8, got 4"),
+        ({"w13_bias": torch.zeros(5, 3)}, r"w13_bias must have 256 columns, got \(5, 3\)"),
+        ({"w13_bias": torch.zeros(4, 256)}, "w13_bias must have a row for each of the 5 local"),
+        ({"w2_bias": torch.zeros(5, 256).half()}, "w2_bias must be float32 or bfloat16, got fl"),
+        ({"w2_bias": torch.zeros(256)}, r"w2_bias must have shape \(5, 256\), got \(256,\)"),
+    ],
+)
+def test_bad_input_is_named(given, said, device) -> None:
+    args, kwargs = layer_inputs(3, 5, 2, "bf16", device)
+    moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()}
+    with pytest.raises(ValueError, match=f"dgmoe::fused_moe: .*{said}"):
+        torch.ops.dgmoe.fused_moe(*args, **kwargs, **moved)
+
+
+@pytest.mark.parametrize("name", ["silu, limit", "situ"])
+def test_compiles_with_parameters(name, device) -> None:
+    args, kwargs = layer_inputs(7, 4, 2, "bf16", device)
+    kwargs |= CASES[name] | biases(args[3], args[0].shape[1], device)
+
+    def call(*tensors):
+        return dgmoe_ops.fused_moe_inline(*tensors, **kwargs)
+
+    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(*args), call(*args))
