@@ -1,0 +1,223 @@
+"""The whole block: gate, routing, layer, shared experts, against plain torch and models' own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import dgmoe_ops
+from dgmoe_ops.routing import Scoring
+from dgmoe_ops.testing.layer import relative_error
+
+TOKENS, HIDDEN, INTER, EXPERTS, TOP_K = 37, 128, 64, 8, 2
+BOUND = 8e-3  # bf16 outputs of both GEMMs and of the activation
+
+
+def normal(*shape, seed=0, size=1.0):
+    """Normal numbers that bf16 holds."""
+    g = torch.Generator().manual_seed(seed)
+    return (torch.randn(shape, generator=g) * size).bfloat16()
+
+
+def prepared(w13, w2, device, recipe="bf16"):
+    target = "cpu" if device.type == "cpu" else "sm90"
+    w13, w2 = w13.bfloat16().to(device), w2.bfloat16().to(device)
+    return dgmoe_ops.prepare_weights(w13, None, w2, None, recipe=recipe, target=target)
+
+
+def weights_of(device, experts=EXPERTS, inter=INTER, seed=0, recipe="bf16"):
+    w13 = normal(experts, 2 * inter, HIDDEN, seed=seed, size=HIDDEN**-0.5)
+    w2 = normal(experts, HIDDEN, inter, seed=seed + 1, size=inter**-0.5)
+    return w13, w2, prepared(w13, w2, device, recipe)
+
+
+def expert(x, w13, w2):
+    gate, up = (x @ w13.double().T).chunk(2, -1)
+    return (torch.nn.functional.silu(gate) * up) @ w2.double().T
+
+
+@pytest.mark.parametrize("gate_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("with_gate", [False, True])
+def test_against_plain_torch(device, gate_dtype, with_gate) -> None:
+    x, gate = normal(TOKENS, HIDDEN, seed=9), normal(EXPERTS, HIDDEN, seed=10, size=0.1)
+    w13, w2, weights = weights_of(device)
+    s13, s2, shared = weights_of(device, 2, 128, seed=20)
+    shared_gate = normal(1, HIDDEN, seed=30, size=0.1) if with_gate else None
+    wide = x.double()
+    scores, ids = (wide @ gate.double().T).softmax(-1).topk(TOP_K)
+    scores = scores / scores.sum(-1, keepdim=True)
+    want = torch.zeros(TOKENS, HIDDEN, dtype=torch.float64)
+    for token in range(TOKENS):
+        for weight, e in zip(scores[token], ids[token].tolist(), strict=True):
+            want[token] += 2.5 * weight * expert(wide[token], w13[e], w2[e])
+    extra = sum(expert(wide, s13[j], s2[j]) for j in range(2))
+    want += extra * torch.sigmoid(wide @ shared_gate.double().T) if with_gate else extra
+    got = dgmoe_ops.moe_block(
+        x.to(device),
+        gate.to(gate_dtype).to(device),
+        weights,
+        top_k=TOP_K,
+        routed_scaling_factor=2.5,
+        shared=shared,
+        shared_gate=shared_gate.to(device) if with_gate else None,
+    )
+    assert got.dtype == torch.bfloat16 and relative_error(got.cpu(), want) < BOUND
+
+
+def test_sizes_that_the_gate_gemm_does_not_take(device) -> None:
+    x, gate = normal(3, 72, seed=1).to(device), normal(5, 72, seed=2).to(device)
+    bias = normal(5, seed=3).to(device)
+    logits = dgmoe_ops.router_logits(x, gate, bias)
+    want = x.double() @ gate.double().T + bias.double()
+    assert logits.dtype == torch.float32 and relative_error(logits, want) < 1e-6
+
+
+def test_padding_rows_and_no_tokens(device) -> None:
+    x, gate = normal(TOKENS, HIDDEN).to(device), normal(EXPERTS, HIDDEN, seed=1).to(device)
+    _, _, weights = weights_of(device)
+    whole = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K)
+    count = torch.tensor([20], device=device)
+    part = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, num_tokens=count)
+    assert torch.equal(part[:20], whole[:20]) and not part[20:].any()
+    assert dgmoe_ops.moe_block(x[:0], gate, weights, top_k=TOP_K).shape == (0, HIDDEN)
+
+
+def test_hash_routing(device) -> None:
+    x, gate = (
+        normal(TOKENS, HIDDEN).to(device),
+        normal(EXPERTS, HIDDEN, seed=1, size=0.1).to(device),
+    )
+    _, _, weights = weights_of(device)
+    g = torch.Generator().manual_seed(3)
+    table = torch.stack([torch.randperm(EXPERTS, generator=g)[:TOP_K] for _ in range(50)])
+    table, ids = table.to(device), torch.randint(0, 50, (TOKENS,), generator=g).to(device)
+    given = {"scoring": Scoring.SQRT_SOFTPLUS, "token_ids": ids, "hash_table": table}
+    got = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, **given)
+    logits = dgmoe_ops.router_logits(x, gate)
+    chosen, where, _ = dgmoe_ops.ops.hash_gate(ids, table, logits, scoring=Scoring.SQRT_SOFTPLUS)
+    want = dgmoe_ops.fused_moe(x, chosen, where, *weights.tensors, recipe="bf16")
+    assert torch.equal(got, want)
+    for missing in ("token_ids", "hash_table"):
+        with pytest.raises(ValueError, match="hash_table must be given together with token_ids"):
+            dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, **{missing: given[missing]})
+    with pytest.raises(ValueError, match="hash_table must have 3 columns, top_k"):
+        dgmoe_ops.moe_block(x, gate, weights, top_k=3, **given)
+
+
+def test_bad_input_is_named(device) -> None:
+    x, gate = normal(3, HIDDEN).to(device), normal(EXPERTS, HIDDEN, seed=1).to(device)
+    _, _, weights = weights_of(device)
+    for arg, call in {
+        "gate_weight": lambda: dgmoe_ops.moe_block(x, gate[:, :64], weights, top_k=2),
+        "gate_weight must be bf": lambda: dgmoe_ops.moe_block(x, gate.half(), weights, top_k=2),
+        "shared_gate": lambda: dgmoe_ops.moe_block(x, gate, weights, top_k=2, shared_gate=gate),
+        "top_k": lambda: dgmoe_ops.moe_block(x, gate, weights, top_k=EXPERTS + 1),
+        "linear_beta": lambda: dgmoe_ops.moe_block(
+            x, gate, weights, top_k=2, activation="situ", beta=1.0
+        ),
+    }.items():
+        with pytest.raises(ValueError, match=arg.split(" must")[0]):
+            call()
+
+
+def test_compiles_and_captures(device) -> None:
+    x, gate = normal(TOKENS, HIDDEN).to(device), normal(EXPERTS, HIDDEN, seed=1).to(device)
+    _, _, weights = weights_of(device)
+    _, _, shared = weights_of(device, 1, 64, seed=7)
+
+    def block(x, gate):
+        return dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, shared=shared)
+
+    want = block(x, gate)
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x, gate), want)
+    if device.type == "cuda":
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = block(x, gate)
+        x.copy_(normal(TOKENS, HIDDEN, seed=5))
+        graph.replay()
+        torch.cuda.synchronize()
+        assert torch.equal(out, block(x, gate))
+
+
+# ---- models' own blocks ----
+
+
+def module_of(name: str, cls: str, config_name: str, **sizes):
+    transformers = pytest.importorskip("transformers")
+    models = pytest.importorskip(f"transformers.models.{name}.modeling_{name}")
+    config = getattr(transformers, config_name)(hidden_size=HIDDEN, **sizes)
+    config._experts_implementation = "eager"
+    module = getattr(models, cls)(config).double().eval().requires_grad_(False)
+    for i, (key, tensor) in enumerate([*module.named_parameters(), *module.named_buffers()]):
+        if tensor.is_floating_point():
+            size = 0.1 if "bias" in key or tensor.dim() < 3 else tensor.shape[-1] ** -0.5
+            tensor.data.copy_(normal(*tensor.shape, seed=i, size=size))
+    return module
+
+
+def output_of(module, x) -> torch.Tensor:
+    with torch.no_grad():
+        y = module(x.double()[None])
+    return (y[0] if isinstance(y, tuple) else y)[0]
+
+
+def test_qwen3_moe(device) -> None:
+    module = module_of(
+        "qwen3_moe", "Qwen3MoeSparseMoeBlock", "Qwen3MoeConfig", moe_intermediate_size=INTER,
+        num_experts=EXPERTS, num_experts_per_tok=TOP_K, norm_topk_prob=True,
+    )  # fmt: skip
+    x, experts = normal(TOKENS, HIDDEN, seed=3), module.experts
+    weights = prepared(experts.gate_up_proj, experts.down_proj, device)
+    gate = module.gate.weight.bfloat16().to(device)
+    got = dgmoe_ops.moe_block(x.to(device), gate, weights, top_k=TOP_K)
+    assert relative_error(got.cpu(), output_of(module, x)) < BOUND
+
+
+def test_deepseek_v3(device) -> None:
+    module = module_of(
+        "deepseek_v3", "DeepseekV3MoE", "DeepseekV3Config", moe_intermediate_size=INTER,
+        n_routed_experts=16, num_experts_per_tok=4, n_group=4, topk_group=2, n_shared_experts=2,
+        routed_scaling_factor=2.5,
+    )  # fmt: skip
+    x, experts, beside = normal(TOKENS, HIDDEN, seed=3), module.experts, module.shared_experts
+    weights = prepared(experts.gate_up_proj, experts.down_proj, device)
+    s13 = torch.cat((beside.gate_proj.weight, beside.up_proj.weight))[None]
+    shared = prepared(s13, beside.down_proj.weight[None], device)
+    got = dgmoe_ops.moe_block(
+        x.to(device),
+        module.gate.weight.bfloat16().to(device),
+        weights,
+        top_k=4,
+        scoring=Scoring.SIGMOID,
+        bias=module.gate.e_score_correction_bias.float().to(device),
+        num_groups=4,
+        topk_groups=2,
+        routed_scaling_factor=2.5,
+        shared=shared,
+    )
+    assert relative_error(got.cpu(), output_of(module, x)) < BOUND
+
+
+def test_gpt_oss(device) -> None:
+    """Interleaved gate and up, biases everywhere, its own activation."""
+    module = module_of(
+        "gpt_oss", "GptOssMLP", "GptOssConfig", intermediate_size=INTER,
+        num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
+    )  # fmt: skip
+    x, experts, router = normal(TOKENS, HIDDEN, seed=3), module.experts, module.router
+    w13 = experts.gate_up_proj.transpose(1, 2).contiguous()
+    w2 = experts.down_proj.transpose(1, 2).contiguous()
+    got = dgmoe_ops.moe_block(
+        x.to(device),
+        router.weight.bfloat16().to(device),
+        prepared(w13, w2, device),
+        top_k=TOP_K,
+        gate_bias=router.bias.to(device),
+        activation="swigluoai",
+        swizzle=1,
+        w13_bias=experts.gate_up_proj_bias.float().to(device),
+        w2_bias=experts.down_proj_bias.float().to(device),
+    )
+    assert relative_error(got.cpu(), output_of(module, x)) < BOUND
