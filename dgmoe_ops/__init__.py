@@ -6,8 +6,10 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
 from . import layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
+from .export import export_weights
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
+from .recipes import infer_recipe, scale_recipes
 from .warmup import LayerShape, plan_warmup, warmup
 
 __version__ = "0.1.0"
@@ -19,8 +21,10 @@ __all__ = [
     "MoEWeights",
     "contiguous_alignment",
     "down_gemm_overlap",
+    "export_weights",
     "fused_moe",
     "fused_moe_inline",
+    "infer_recipe",
     "layouts",
     "num_sms",
     "ops",
@@ -29,5 +33,6 @@ __all__ = [
     "prepare_weights",
     "recipes",
     "routing",
+    "scale_recipes",
     "warmup",
 ]
