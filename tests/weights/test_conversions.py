@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from helpers import E8M0, F8, bits, same_bits
@@ -164,6 +166,29 @@ def test_power_of_two_blocks_come_back_to_the_bit(shape, target, kind) -> None:
     for one, other in zip(found, (w13, as_float(byte13), w2, as_float(byte2)), strict=True):
         assert same_bits(one, other)
     assert same_weights(prepare_weights(*found, "fp8_block", target), prepared)
+
+
+def test_every_row_of_a_block_has_its_scale() -> None:
+    w13, byte13, w2, byte2 = fp8_block(2, 576, 72)
+    prepared = prepare_weights(w13, byte13, w2, byte2, "fp8_block", "sm100")
+    assert prepared.w13_scale.shape == (2, 256, 2) and prepared.w2_scale.shape == (2, 576, 1)
+    found = dgmoe_ops.ops.unpack_ue8m0(prepared.w13_scale, 5)
+    assert torch.equal(found, as_float(byte13).repeat_interleave(128, 1))
+    found = dgmoe_ops.ops.unpack_ue8m0(prepared.w2_scale, 1)
+    assert torch.equal(found, as_float(byte2).repeat_interleave(128, 1)[:, :576])
+
+
+def test_a_bar_moves_once_for_each_expert(monkeypatch) -> None:
+    moved = []
+
+    @contextlib.contextmanager
+    def steps(total, text, wanted):
+        moved.append((total, wanted))
+        yield lambda: moved.append(1)
+
+    monkeypatch.setattr(dgmoe_ops._progress, "steps", steps)
+    prepare_weights(*mxfp8(3, 64, 32), "mxfp8", "cpu", progress=False)
+    assert moved == [(6, False), *[1] * 6]
 
 
 def test_other_blocks_are_requantised_only_where_the_target_wants_it() -> None:
