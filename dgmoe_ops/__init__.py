@@ -7,8 +7,10 @@ from . import _load  # noqa: I001  (the compiled libraries must be loaded before
 from . import layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
 from .block import moe_block, router_logits
+from .export import export_weights
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
+from .recipes import infer_recipe, scale_recipes
 from .warmup import LayerShape, plan_warmup, warmup
 
 __version__ = "0.1.0"
@@ -20,8 +22,10 @@ __all__ = [
     "MoEWeights",
     "contiguous_alignment",
     "down_gemm_overlap",
+    "export_weights",
     "fused_moe",
     "fused_moe_inline",
+    "infer_recipe",
     "layouts",
     "moe_block",
     "num_sms",
@@ -32,5 +36,6 @@ __all__ = [
     "recipes",
     "router_logits",
     "routing",
+    "scale_recipes",
     "warmup",
 ]

@@ -20,6 +20,7 @@ CONTIG_ALIGNMENT = 128  #: rows to which a segment of the contiguous layout is p
 TMA_ELEMENTS = 4  #: fp32 or int32 elements in the 16 bytes that TMA aligns a leading dimension to
 GROUPS_PER_WORD = 4  #: UE8M0 bytes in an int32
 WEIGHT_BLOCK = 128
+MX_GROUP = 32  #: columns of a row that share a scale in MXFP8 and MXFP4 weights
 
 
 class ScaleForm(enum.IntEnum):

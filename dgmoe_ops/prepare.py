@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import WEIGHT_BLOCK, ceil_div, round_up
-from .ops.scale import pack_ue8m0
-from .ops.weights import quant_block_fp8
-from .recipes import RECIPES, Recipe
+from . import _checkpoint, _progress
+from ._checkpoint import Form, values_per_element
+from ._convert import Goal, convert
+from .layouts import MX_GROUP, ScaleForm, round_up, scale_sizes_and_strides
+from .recipes import FP8_BLOCK, MXFP4, TARGETS, WEIGHT_RECIPES, Recipe
 
-TARGETS = ("cpu", "sm90", "sm100", "sm120")
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 
 
@@ -66,100 +66,79 @@ def _fail(arg: str, must: str, got) -> None:
     raise ValueError(f"dgmoe_ops.prepare_weights: {arg} must {must}, got {got}")
 
 
-def _pad(weight: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-    """Zero-pad the last two dimensions. fp8 zeros are zero bytes, so the bytes are padded."""
-    extra = (0, columns - weight.shape[-1], 0, rows - weight.shape[-2])
-    if not any(extra):
-        return weight.contiguous()
-    if weight.dtype == torch.float8_e4m3fn:
-        padded = torch.nn.functional.pad(weight.view(torch.uint8), extra)
-        return padded.view(torch.float8_e4m3fn)
-    return torch.nn.functional.pad(weight, extra)
+def _forms(
+    recipe: Recipe, weights: dict[str, tuple[torch.Tensor, torch.Tensor | None, int]]
+) -> list[Form]:
+    forms = []
+    for arg, (weight, scale, halves) in weights.items():
+        found = _checkpoint.forms_of(weight, scale, halves, recipe.sources)
+        if not found:
+            where = "dgmoe_ops.prepare_weights"
+            _checkpoint.refuse(where, arg, weight, scale, halves, recipe.sources)
+        forms.append(found[0])
+    return forms
 
 
-def _dequantize(weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """One expert's fp8 weight (n, k) and block scales to fp32."""
-    n, k = weight.shape
-    blocks = scale.repeat_interleave(WEIGHT_BLOCK, 0)[:n].repeat_interleave(WEIGHT_BLOCK, 1)[:, :k]
-    return weight.float() * blocks
-
-
-def _requantize(weight: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """fp8 weights to fp8 weights whose block scales are powers of two, an expert at a time to bound
-    the memory."""
-    q, blocks = torch.empty_like(weight), torch.empty_like(scale)
-    for e in range(weight.shape[0]):
-        q[e], blocks[e] = quant_block_fp8(_dequantize(weight[e], scale[e]), True)
-    return q, blocks
-
-
-def _quantize(
-    weight: torch.Tensor, scale: torch.Tensor | None, packed: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(experts, n, k) weights to e4m3 and the target's scales: fp32 blocks, or packed UE8M0 a
-    row."""
-    if scale is None:
-        q, blocks = quant_block_fp8(weight, packed)
-    elif packed:
-        q, blocks = _requantize(weight, scale)
-    else:
-        q, blocks = weight, scale.contiguous()
-    if packed:
-        blocks = pack_ue8m0(blocks.repeat_interleave(WEIGHT_BLOCK, 1)[:, : weight.shape[1]])
-    return q, blocks
-
-
-def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> Recipe:
-    if recipe not in RECIPES:
-        _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
+def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> tuple[Recipe, list[Form]]:
+    """Check all arguments but the values of scales; return the recipe and the forms of w13, w2."""
+    if recipe not in WEIGHT_RECIPES:
+        _fail("recipe", f"be one of {', '.join(WEIGHT_RECIPES)}", repr(recipe))
     if target not in TARGETS:
         _fail("target", f"be one of {', '.join(TARGETS)}", repr(target))
-    chosen = RECIPES[recipe]
+    chosen = WEIGHT_RECIPES[recipe]
+    if target not in chosen.targets:
+        hint = "; recipe fp8_block takes MXFP4 weights there" if chosen is MXFP4 else ""
+        must = f"be one of {', '.join(chosen.targets)} for recipe {recipe}"
+        _fail("target", must, repr(target) + hint)
     for arg, weight in (("w13", w13), ("w2", w2)):
         if weight.dim() != 3:
             _fail(arg, "have three dimensions, experts first", tuple(weight.shape))
-    experts, rows, hidden = w13.shape
+    experts, rows, _ = w13.shape
     if rows % 2:
         _fail("w13", "have an even number of rows, gate and up", tuple(w13.shape))
-    inter = rows // 2
-    if tuple(w2.shape) != (experts, hidden, inter):
-        _fail("w2", f"have shape {(experts, hidden, inter)}", tuple(w2.shape))
     for arg, tensor in (("w13_scale", w13_scale), ("w2", w2), ("w2_scale", w2_scale)):
         if tensor is not None and tensor.device != w13.device:
             _fail(arg, f"be on the device of w13 ({w13.device})", tensor.device)
-    for arg, weight, scale, shape in (
-        (
-            "w13",
-            w13,
-            w13_scale,
-            (experts, 2 * ceil_div(inter, WEIGHT_BLOCK), ceil_div(hidden, WEIGHT_BLOCK)),
-        ),
-        (
-            "w2",
-            w2,
-            w2_scale,
-            (experts, ceil_div(hidden, WEIGHT_BLOCK), ceil_div(inter, WEIGHT_BLOCK)),
-        ),
+    hidden, inter = w13.shape[2] * values_per_element(w13), rows // 2
+    shape = (experts, hidden, inter)
+    if (w2.shape[0], w2.shape[1], w2.shape[2] * values_per_element(w2)) != shape:
+        packed = values_per_element(w2) == 2
+        wanted = (experts, hidden, inter // 2) if packed else shape
+        _fail("w2", f"have shape {wanted}, as w13 is {tuple(w13.shape)}", tuple(w2.shape))
+    weights = {"w13": (w13, w13_scale, 2), "w2": (w2, w2_scale, 1)}
+    return chosen, _forms(chosen, weights)
+
+
+def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool:
+    """Whether the scales are packed already, as this function makes them; such weights must fit."""
+    packed = [s is not None and s.dtype == torch.int32 for s in (w13_scale, w2_scale)]
+    if not any(packed):
+        return False
+    form = chosen.weight_scale_form(target)
+    for arg, weight, scale, is_packed in (
+        ("w13", w13, w13_scale, packed[0]),
+        ("w2", w2, w2_scale, packed[1]),
     ):
-        fp8 = weight.dtype == torch.float8_e4m3fn
-        allowed = (torch.bfloat16, torch.float32) + (
-            (torch.float8_e4m3fn,) if chosen.quantized else ()
-        )
-        if weight.dtype not in allowed:
-            _fail(arg, f"be one of {allowed}", weight.dtype)
-        if (scale is not None) != fp8:
+        if not is_packed:
+            got = "no tensor" if scale is None else str(scale.dtype)
+            _fail(f"{arg}_scale", "be packed UE8M0 int32, as the other scale is", got)
+        if form != "packed_ue8m0" or weight.dtype != chosen.weight_dtype:
             _fail(
-                f"{arg}_scale",
-                f"be given for float8_e4m3fn {arg} and only for it",
-                scale if scale is None else "a tensor",
+                arg,
+                f"be prepared for recipe {chosen.name} and target {target} ({form} scales)",
+                "weights with packed UE8M0 int32 scales, which other targets read",
             )
-        if scale is not None and (scale.dtype != torch.float32 or tuple(scale.shape) != shape):
-            _fail(
-                f"{arg}_scale",
-                f"be float32 of shape {shape}",
-                f"{scale.dtype} {tuple(scale.shape)}",
+        columns = weight.shape[2] * chosen.values_per_element
+        if columns % chosen.k_multiple:
+            must = (
+                f"have columns padded to a multiple of {chosen.k_multiple}, as its scale is packed"
             )
-    return chosen
+            _fail(arg, must, tuple(weight.shape))
+        groups = columns // chosen.group_size if chosen is FP8_BLOCK else columns // MX_GROUP
+        _, strides = scale_sizes_and_strides(*scale.shape[:2], groups, ScaleForm.PACKED_UE8M0)
+        if scale.stride() != strides:
+            _fail(f"{arg}_scale", f"have strides {strides}, MN-major", scale.stride())
+    return True
 
 
 def prepare_weights(
@@ -169,29 +148,44 @@ def prepare_weights(
     w2_scale: torch.Tensor | None = None,
     recipe: str = "fp8_block",
     target: str = "cpu",
+    *,
+    search: bool = False,
+    progress: bool = True,
 ) -> MoEWeights:
     """Prepare the expert weights of one layer: pad, quantise, and lay out the scales for a target.
 
+    - bf16: from floats. No scales.
+    - fp8_block: from floats, FP8 with a scale a 128x128 block or a tensor, and MXFP4, exactly where
+      the group scales of a block spread by at most 2^14. Scales are fp32 blocks on cpu and sm90; on
+      sm100 and sm120 packed UE8M0 a row, blocks that are no power of two requantised.
+    - mxfp8: from floats, and FP8 with a UE8M0 scale a row and 32 columns. Packed UE8M0; not on
+      sm90.
+    - mxfp4: from floats and MXFP4. Packed UE8M0; not on sm90.
+
     Args:
-        w13: (experts, 2 * intermediate, hidden) gate rows, then up rows: bfloat16 or float32, or
-            float8_e4m3fn with scales for fp8_block. Prepared `MoEWeights` come back unchanged where
-            recipe and target agree.
-        w13_scale: (experts, 2 * ceil(intermediate / 128), ceil(hidden / 128)) float32 for
-            float8_e4m3fn weights.
+        w13: (experts, 2 * intermediate, hidden) gate rows, then up rows: bfloat16, float32 or
+            float8_e4m3fn; or (experts, 2 * intermediate, hidden / 2) int8 or uint8, two e2m1 codes
+            a byte, the low nibble being the even column. Prepared `MoEWeights` come back unchanged
+            where recipe and target agree.
+        w13_scale: for quantised w13. A 128x128 block: (experts, 2 * ceil(intermediate / 128),
+            ceil(hidden / 128)). A tensor: float32 (), (experts,), (experts, 1), or (experts, 2) for
+            gate and up. UE8M0: (experts, 2 * intermediate, ceil(hidden / 32)). All but the second
+            float32, or exponent bytes as uint8 or float8_e8m0fnu.
         w2: (experts, hidden, intermediate), as w13.
-        w2_scale: (experts, ceil(hidden / 128), ceil(intermediate / 128)) float32 for float8_e4m3fn
-            weights.
-        recipe: "bf16" or "fp8_block".
-        target: "cpu", "sm90" (both keep fp32 block scales), "sm100" or "sm120" (power-of-two scales
-            by requantising, packed UE8M0).
+        w2_scale: as w13_scale.
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
+        target: "cpu", "sm90", "sm100" or "sm120".
+        search: choose the exponents of floats to mxfp4 by least squared error.
+        progress: show a bar where stderr is a terminal.
 
     Returns:
         `MoEWeights`. Sizes are padded to the recipe's multiple with zeros, which contribute
         nothing. What needs neither padding nor conversion is shared with the arguments, not copied.
+        Experts are converted one at a time: beyond the result it takes the memory of one.
 
     Raises:
-        ValueError: an argument has the wrong dtype, rank, size or value, or weights were prepared
-            for another target.
+        ValueError: an argument has the wrong dtype, rank, size or value, a float32 scale that must
+            be a power of two is none, or weights were prepared for another target.
     """
     if isinstance(w13, MoEWeights):
         if (w13.recipe, w13.target) != (recipe, target):
@@ -203,21 +197,18 @@ def prepare_weights(
         return w13
     if w2 is None:
         _fail("w2", "be given", None)
-    chosen = _check(w13, w13_scale, w2, w2_scale, recipe, target)
-    w13, w2 = w13.detach(), w2.detach()
-    experts, rows, hidden = w13.shape
-    inter = rows // 2
-    padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
-    # Gate and up are padded apart, so that gate stays the first half.
-    halves = w13.reshape(experts, 2, inter, hidden)
-    w13 = _pad(halves, padded_inter, padded_hidden).reshape(
-        experts, 2 * padded_inter, padded_hidden
+    chosen, (form13, form2) = _check(w13, w13_scale, w2, w2_scale, recipe, target)
+    w13, w13_scale, w2, w2_scale = (
+        tensor if tensor is None else tensor.detach() for tensor in (w13, w13_scale, w2, w2_scale)
     )
-    w2 = _pad(w2, padded_out, padded_inter)
-    if chosen.quantized:
-        packed = target in ("sm100", "sm120")
-        w13, w13_scale = _quantize(w13, w13_scale, packed)
-        w2, w2_scale = _quantize(w2, w2_scale, packed)
-    else:
-        w13, w2 = w13.to(chosen.weight_dtype), w2.to(chosen.weight_dtype)
+    hidden, inter = w13.shape[2] * values_per_element(w13), w13.shape[1] // 2
+    if _prepared(w13, w13_scale, w2, w2_scale, chosen, target):
+        return MoEWeights(w13, w13_scale, w2, w2_scale, recipe, target, hidden, inter)
+    packed = chosen.weight_scale_form(target) == "packed_ue8m0"
+    padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
+    goal13 = Goal("w13", chosen, packed, 2, padded_inter, padded_hidden, search)
+    goal2 = Goal("w2", chosen, packed, 1, padded_out, padded_inter, search)
+    with _progress.steps(2 * w13.shape[0], f"preparing experts as {recipe}", progress) as advance:
+        w13, w13_scale = convert(goal13, form13, w13, w13_scale, advance)
+        w2, w2_scale = convert(goal2, form2, w2, w2_scale, advance)
     return MoEWeights(w13, w13_scale, w2, w2_scale, recipe, target, hidden, inter)

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import ScaleForm
+from . import _checkpoint
+from ._checkpoint import Form
+from .layouts import GROUPS_PER_WORD, MX_GROUP, ScaleForm, ceil_div
+
+TARGETS = ("cpu", "sm90", "sm100", "sm120")  #: what weights are prepared for
+_UE8M0_TARGETS = ("cpu", "sm100", "sm120")
+
+GemmRecipe = tuple[int, int]  #: rows and columns that share a scale
 
 
 @dataclass(frozen=True)
@@ -15,13 +22,16 @@ class Recipe:
     """Dtypes, scale groups and paddings of one way to run the layer.
 
     Attributes:
-        name: what `fused_moe(recipe=...)` takes.
+        name: what `fused_moe(recipe=...)` and `prepare_weights(recipe=...)` take.
         weight_dtype: dtype of w13 and w2.
         group_size: columns of an activation that share a scale; 0 where activations are not
             quantised.
         weight_block: (rows, columns) of a weight that share a scale, or None.
         k_multiple: hidden and intermediate sizes are padded to a multiple of this at weight
             preparation.
+        scale_forms: (target, form of the weight scales there); what is missing cannot be prepared.
+        sources: the checkpoint forms that `prepare_weights` makes it from.
+        values_per_element: 2 where an element of the weight tensor holds two values.
     """
 
     name: str
@@ -29,10 +39,27 @@ class Recipe:
     group_size: int
     weight_block: tuple[int, int] | None
     k_multiple: int
+    scale_forms: tuple[tuple[str, str], ...]
+    sources: tuple[Form, ...]
+    values_per_element: int = 1
 
     @property
     def quantized(self) -> bool:
         return self.group_size > 0
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        return tuple(target for target, _ in self.scale_forms)
+
+    def weight_scale_form(self, target: str) -> str:
+        """The form of the weight scales for a target: "none", "block_fp32" or "packed_ue8m0"."""
+        for known, form in self.scale_forms:
+            if known == target:
+                return form
+        raise ValueError(
+            f"dgmoe_ops.recipes: target must be one of {', '.join(self.targets)} for recipe"
+            f" {self.name}, got {target!r}"
+        )
 
     def scale_form(self, weight_scale: torch.Tensor | None) -> ScaleForm:
         """The form of activation scales that goes with these weight scales: the tensor decides, not
@@ -41,9 +68,143 @@ class Recipe:
         return ScaleForm.PACKED_UE8M0 if packed else ScaleForm.MN_MAJOR
 
 
-BF16 = Recipe("bf16", torch.bfloat16, group_size=0, weight_block=None, k_multiple=64)
+BF16 = Recipe(
+    "bf16",
+    torch.bfloat16,
+    group_size=0,
+    weight_block=None,
+    k_multiple=64,
+    scale_forms=tuple((target, "none") for target in TARGETS),
+    sources=(Form.FLOAT,),
+)
 FP8_BLOCK = Recipe(
-    "fp8_block", torch.float8_e4m3fn, group_size=128, weight_block=(128, 128), k_multiple=128
+    "fp8_block",
+    torch.float8_e4m3fn,
+    group_size=128,
+    weight_block=(128, 128),
+    k_multiple=128,
+    scale_forms=(
+        ("cpu", "block_fp32"),
+        ("sm90", "block_fp32"),
+        ("sm100", "packed_ue8m0"),
+        ("sm120", "packed_ue8m0"),
+    ),
+    sources=(Form.FLOAT, Form.FP8_BLOCK, Form.FP8_TENSOR, Form.MXFP4),
+)
+MXFP8 = Recipe(
+    "mxfp8",
+    torch.float8_e4m3fn,
+    group_size=MX_GROUP,
+    weight_block=(1, MX_GROUP),
+    k_multiple=128,
+    scale_forms=tuple((target, "packed_ue8m0") for target in _UE8M0_TARGETS),
+    sources=(Form.FLOAT, Form.MXFP8),
+)
+#: FP4 weights under FP8 activations in groups of 128
+MXFP4 = Recipe(
+    "mxfp4",
+    torch.int8,
+    group_size=128,
+    weight_block=(1, MX_GROUP),
+    k_multiple=128,
+    scale_forms=tuple((target, "packed_ue8m0") for target in _UE8M0_TARGETS),
+    sources=(Form.FLOAT, Form.MXFP4),
+    values_per_element=2,
 )
 
-RECIPES: dict[str, Recipe] = {recipe.name: recipe for recipe in (BF16, FP8_BLOCK)}
+#: what `prepare_weights` makes
+WEIGHT_RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK, MXFP8, MXFP4)}
+#: what the layer runs
+RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK)}
+
+
+def _fail(where: str, arg: str, must: str, got) -> None:
+    raise ValueError(f"dgmoe_ops.{where}: {arg} must {must}, got {got}")
+
+
+def scale_recipes(
+    recipe: Recipe | str,
+    activation_block_size: int | None,
+    hidden_size: int,
+    activation_scale_width: int | None = None,
+) -> tuple[GemmRecipe | None, GemmRecipe | None]:
+    """Return `recipe_a` and `recipe_b` of a GEMM over `hidden_size` columns.
+
+    Each GEMM of the layer asks for its own: GEMM2 has K = intermediate, and its activations may
+    come in other groups than those that a dispatcher delivered.
+
+    Args:
+        recipe: a recipe or its name.
+        activation_block_size: columns that share an activation scale, 32 or 128. Default the
+            recipe's.
+        hidden_size: K of this GEMM.
+        activation_scale_width: words in a row of the packed UE8M0 activation scales, if known.
+
+    Returns:
+        (1, columns) for activations and weights where the recipe is an MX one; (None, None) where
+        the GEMM's default is meant.
+
+    Raises:
+        ValueError: the recipe or the block size is unknown, or the width is not
+            ceil(K / (4 * block size)) for mxfp8.
+    """
+    if isinstance(recipe, str):
+        if recipe not in WEIGHT_RECIPES:
+            known = ", ".join(WEIGHT_RECIPES)
+            _fail("scale_recipes", "recipe", f"be one of {known}", repr(recipe))
+        recipe = WEIGHT_RECIPES[recipe]
+    if recipe.weight_block is None or recipe.weight_block[0] != 1:
+        return None, None
+    block = activation_block_size or recipe.group_size
+    legal = (32, 128) if recipe is MXFP8 else (recipe.group_size,)
+    if block not in legal:
+        wanted = f"be {' or '.join(map(str, legal))} for recipe {recipe.name}"
+        _fail("scale_recipes", "activation_block_size", wanted, block)
+    width = ceil_div(hidden_size, block * GROUPS_PER_WORD)
+    if recipe is MXFP8 and activation_scale_width not in (None, width):
+        _fail(
+            "scale_recipes",
+            "activation_scale_width",
+            f"be {width}, one word for {block * GROUPS_PER_WORD} of {hidden_size} columns",
+            activation_scale_width,
+        )
+    return (1, block), (1, recipe.weight_block[1])
+
+
+_RECIPE_OF = {
+    Form.FLOAT: BF16,
+    Form.FP8_BLOCK: FP8_BLOCK,
+    Form.FP8_TENSOR: FP8_BLOCK,
+    Form.MXFP8: MXFP8,
+    Form.MXFP4: MXFP4,
+}
+
+
+def infer_recipe(w13: torch.Tensor, w13_scale: torch.Tensor | None = None) -> Recipe:
+    """Tell the recipe of expert weights from dtypes and shapes.
+
+    Args:
+        w13: (experts, 2 * intermediate, hidden) bfloat16, float32 or float8_e4m3fn, or (experts,
+            2 * intermediate, hidden / 2) int8 or uint8, two e2m1 codes a byte.
+        w13_scale: as a checkpoint has it (see `prepare_weights`), or packed UE8M0 int32 as
+            `prepare_weights` makes it; None for bfloat16 and float32.
+
+    Returns:
+        bf16 for floats; fp8_block for scales a tensor or a 128x128 block; mxfp8 or mxfp4 for scales
+        a row and 32 columns.
+
+    Raises:
+        ValueError: nothing fits, or several do, as happens to scales of tiny weights.
+    """
+    if w13.dim() != 3 or w13.shape[1] % 2:
+        must = "have shape (experts, 2 * intermediate, hidden)"
+        _fail("infer_recipe", "w13", must, tuple(w13.shape))
+    forms = _checkpoint.forms_of(w13, w13_scale, 2, tuple(Form))
+    if not forms:
+        _checkpoint.refuse("dgmoe_ops.infer_recipe", "w13", w13, w13_scale, 2, tuple(Form))
+    found = {_RECIPE_OF[form].name for form in forms}
+    if len(found) > 1:
+        must = "tell the recipe (name it instead)"
+        got = f"{tuple(w13_scale.shape)}, which fits {' and '.join(sorted(found))}"
+        _fail("infer_recipe", "w13_scale", must, got)
+    return _RECIPE_OF[forms[0]]

@@ -13,6 +13,7 @@ from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.samples import SAMPLES
 
 F8 = torch.float8_e4m3fn
+E8M0 = torch.float8_e8m0fnu
 BF16 = torch.bfloat16
 ROOM_OPS = {
     "scale": ("align_scale", "pack_ue8m0", "unpack_ue8m0"),
@@ -42,7 +43,13 @@ ROOM_OPS = {
         "situ_and_mul_post_quant_masked",
     ),
     "combine": ("ep_gather", "post_reorder_deepgemm"),
-    "weights": ("quant_block_fp8",),
+    "weights": (
+        "dequant_mxfp4_to_fp8",
+        "quant_block_fp8",
+        "quant_mxfp4",
+        "quant_mxfp8",
+        "requant_block_ue8m0",
+    ),
 }
 OPS = tuple(name for names in ROOM_OPS.values() for name in names)
 

@@ -1,4 +1,4 @@
-// Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, UE8M0, group
+// Scalar codecs and functions that every backend shares, bit for bit: bf16, e4m3, e2m1, UE8M0, group
 // scales, exp, tanh, SiLU and the scores of routers. No torch include, so that a test can bind them
 // alone. Only explicit fused multiply-adds; build with contraction off (-ffp-contract=off,
 // -fmad=false), otherwise host and device stop agreeing.
@@ -120,6 +120,49 @@ DGMOE_HD uint8_t float_to_ue8m0(float x) {
 DGMOE_HD float ue8m0_to_float(uint8_t byte) {
   const uint32_t normal = static_cast<uint32_t>(byte) << 23;
   return bits_float(byte == kUe8m0Nan ? kNanBits : byte == 0 ? 0x00400000u : normal);
+}
+
+// The byte of a scale that is a power of two from 2^-127 on; +0, which others decode byte 0 to, is
+// byte 0. Nothing is rounded: whatever else is NaN.
+DGMOE_HD uint8_t exact_ue8m0(float x) {
+  const uint32_t bits = float_bits(x);
+  const uint32_t normal = (bits & 0x807fffffu) == 0u ? bits >> 23 : kUe8m0Nan;
+  return static_cast<uint8_t>(bits == 0x00400000u ? 0u : normal);
+}
+
+// ---- e2m1: bit 3 is the sign; codes 0..7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6 ----
+
+// Round to nearest even, saturating at +-6 (also for infinities); the sign of a zero stays. There is
+// no code for NaN, whose group carries it in its scale.
+DGMOE_HD uint8_t float_to_e2m1(float x) {
+  const uint32_t bits = float_bits(x);
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  // How many midpoints lie below: 0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5. Every second one is a tie that
+  // rounds up.
+  const uint32_t code = static_cast<uint32_t>(magnitude > 0x3e800000u) +
+                        static_cast<uint32_t>(magnitude >= 0x3f400000u) +
+                        static_cast<uint32_t>(magnitude > 0x3fa00000u) +
+                        static_cast<uint32_t>(magnitude >= 0x3fe00000u) +
+                        static_cast<uint32_t>(magnitude > 0x40200000u) +
+                        static_cast<uint32_t>(magnitude >= 0x40600000u) +
+                        static_cast<uint32_t>(magnitude > 0x40a00000u);
+  return static_cast<uint8_t>(((bits >> 28) & 8u) | code);
+}
+
+DGMOE_HD float e2m1_to_float(uint8_t code) {
+  const uint32_t sign = static_cast<uint32_t>(code & 8u) << 28;
+  const uint32_t magnitude = code & 7u;
+  const uint32_t normal = (magnitude << 22) + (126u << 23);
+  return bits_float(sign | (magnitude > 1u ? normal : magnitude * 0x3f000000u));
+}
+
+// The byte of the least power of two by which a group whose largest |x| has the bits `amax_bits` fits
+// into +-6. The mantissa of 6 is 1.5: one above it takes the next exponent. In [92, 253], or NaN.
+DGMOE_HD uint8_t e2m1_exponent(uint32_t amax_bits) {
+  const uint32_t floor_bits = float_bits(kMinAmax);
+  const uint32_t bits = amax_bits > floor_bits ? amax_bits : floor_bits;
+  const uint32_t exponent = ((bits + 0x3fffffu) >> 23) - 2u;
+  return static_cast<uint8_t>(amax_bits >= kInfBits ? kUe8m0Nan : exponent);
 }
 
 // ---- group quantisation ----

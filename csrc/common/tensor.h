@@ -37,6 +37,8 @@ inline const char* dtype_name(ScalarType dtype) {
       return "float8_e4m3fn";
     case ScalarType::Float8_e5m2:
       return "float8_e5m2";
+    case ScalarType::Float8_e8m0fnu:
+      return "float8_e8m0fnu";
     case ScalarType::Int:
       return "int32";
     case ScalarType::Long:

@@ -23,9 +23,7 @@ __global__ void pack_ue8m0_kernel(PackUe8m0Plan plan) {
     for (int64_t byte = 0; byte < kGroupsPerWord; ++byte) {
       const int64_t group = column * kGroupsPerWord + byte;
       if (group >= plan.layout.groups) break;
-      const float scale = plan.in[batch * plan.in_batch_stride + row * plan.in_row_stride +
-                                  group * plan.in_group_stride];
-      word |= static_cast<uint32_t>(float_to_ue8m0(scale)) << (8 * byte);
+      word |= static_cast<uint32_t>(plan.exponent(batch, row, group)) << (8 * byte);
     }
     static_cast<uint32_t*>(plan.out)[plan.layout.at(batch, row, column)] = word;
   }

@@ -28,10 +28,17 @@ from .permute import (
 )
 from .route import hash_gate, topk_gate
 from .scale import align_scale, pack_ue8m0, unpack_ue8m0
-from .weights import quant_block_fp8
+from .weights import (
+    dequant_mxfp4_to_fp8,
+    quant_block_fp8,
+    quant_mxfp4,
+    quant_mxfp8,
+    requant_block_ue8m0,
+)
 
 __all__ = [
     "align_scale",
+    "dequant_mxfp4_to_fp8",
     "ep_gather",
     "ep_scatter",
     "gemm_nt_bf16bf16f32",
@@ -48,6 +55,9 @@ __all__ = [
     "post_reorder_deepgemm",
     "quant_block_fp8",
     "quant_group_fp8",
+    "quant_mxfp4",
+    "quant_mxfp8",
+    "requant_block_ue8m0",
     "silu_and_mul",
     "silu_and_mul_post_quant_contig",
     "silu_and_mul_post_quant_masked",

@@ -17,18 +17,19 @@ def _batch_and_rows(scale: torch.Tensor):
 
 
 def pack_ue8m0(scale: torch.Tensor) -> torch.Tensor:
-    """Pack fp32 scales into UE8M0 exponent bytes, rounding up.
+    """Pack scales into words of UE8M0 exponent bytes; fp32 scales are rounded up.
 
     Args:
-        scale: (mn, groups) or (batch, mn, groups) float32, any strides.
+        scale: (mn, groups) or (batch, mn, groups) float32, or exponent bytes as uint8 or
+            float8_e8m0fnu, any strides.
 
     Returns:
         (.., mn, ceil(groups / 4)) int32, strides (1, round_up(mn, 4)): byte `g % 4` of word `g //
-        4` is group `g`. Finite positive scales give bytes 1 to 254; inf, NaN and negative scales
-        give 255 (NaN).
+        4` is group `g`. Finite positive fp32 scales give bytes 1 to 254; inf, NaN and negative
+        ones give 255 (NaN). Bytes stay as they are, 0 (2^-127) too.
 
     Raises:
-        ValueError: the dtype is not float32 or the rank is not 2 or 3.
+        ValueError: the dtype is none of these or the rank is not 2 or 3.
 
     Source: the OCP Microscaling (MX) specification 1.0, section 5.4.1 (E8M0).
     """

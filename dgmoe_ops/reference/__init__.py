@@ -46,11 +46,18 @@ from .permute import (
 )
 from .route import hash_gate_bound, hash_gate_ref, topk_gate_bound, topk_gate_ref
 from .scale import align_scale_ref, pack_ue8m0_ref, unpack_ue8m0_ref
-from .weights import quant_block_fp8_ref
+from .weights import (
+    dequant_mxfp4_to_fp8_ref,
+    quant_block_fp8_ref,
+    quant_mxfp4_ref,
+    quant_mxfp8_ref,
+    requant_block_ue8m0_ref,
+)
 
 __all__ = [
     "align_scale_ref",
     "defined",
+    "dequant_mxfp4_to_fp8_ref",
     "dequantized_weight",
     "ep_gather_ref",
     "ep_scatter_ref",
@@ -73,7 +80,10 @@ __all__ = [
     "post_reorder_deepgemm_ref",
     "quant_block_fp8_ref",
     "quant_group_fp8_ref",
+    "quant_mxfp4_ref",
+    "quant_mxfp8_ref",
     "reference",
+    "requant_block_ue8m0_ref",
     "silu_and_mul_post_quant_contig_ref",
     "silu_and_mul_post_quant_masked_ref",
     "silu_and_mul_ref",

@@ -162,3 +162,22 @@ def decode_ue8m0(byte: torch.Tensor) -> torch.Tensor:
     byte = byte.long()
     bits = torch.where(byte == 0, 0x00400000, byte << 23)
     return bits_float(torch.where(byte == 255, NAN_BITS, bits))
+
+
+#: e2m1 values by code; bit 3 is the sign
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+
+
+def decode_e2m1(code: torch.Tensor) -> torch.Tensor:
+    """Return fp32 values of e2m1 codes."""
+    return torch.tensor(E2M1)[code.long()]
+
+
+def encode_e2m1(x: torch.Tensor) -> torch.Tensor:
+    """Return e2m1 codes (int64) of finite fp32 values: nearest, ties to even, saturating."""
+    distance = (x.double().abs().unsqueeze(-1) - torch.tensor(E2M1[:8]).double()).abs()
+    nearest = distance == distance.amin(-1, keepdim=True)
+    # Of two at the same distance, the even one; above 6 the last is the only nearest.
+    rank = torch.tensor([0, 5, 1, 6, 2, 7, 3, 8])
+    code = torch.where(nearest, rank, 9).argmin(-1)
+    return torch.where(torch.signbit(x), code + 8, code)

@@ -125,7 +125,8 @@ def quantize_groups(
 @on_cpu
 def pack_ue8m0_ref(scale: torch.Tensor) -> torch.Tensor:
     slack = unit_words(scale.shape[-1], PACKED)
-    return scale_tensor(pack_words(encode_ue8m0(scale)), PACKED, slack)
+    byte = encode_ue8m0(scale) if scale.dtype == torch.float32 else scale.view(torch.uint8)
+    return scale_tensor(pack_words(byte), PACKED, slack)
 
 
 @on_cpu

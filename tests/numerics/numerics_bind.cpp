@@ -19,6 +19,10 @@ uint8_t float_to_e4m3(uint32_t bits) { return dgmoe::float_to_e4m3(bits_float(bi
 uint32_t e4m3_to_float(uint8_t code) { return float_bits(dgmoe::e4m3_to_float(code)); }
 uint8_t float_to_ue8m0(uint32_t bits) { return dgmoe::float_to_ue8m0(bits_float(bits)); }
 uint32_t ue8m0_to_float(uint8_t byte) { return float_bits(dgmoe::ue8m0_to_float(byte)); }
+uint8_t exact_ue8m0(uint32_t bits) { return dgmoe::exact_ue8m0(bits_float(bits)); }
+uint8_t float_to_e2m1(uint32_t bits) { return dgmoe::float_to_e2m1(bits_float(bits)); }
+uint32_t e2m1_to_float(uint8_t code) { return float_bits(dgmoe::e2m1_to_float(code)); }
+uint8_t e2m1_exponent(uint32_t amax) { return dgmoe::e2m1_exponent(amax); }
 uint32_t group_scale(uint32_t amax, bool power) {
   return float_bits(dgmoe::group_scale(amax, power).scale);
 }
@@ -49,6 +53,10 @@ PYBIND11_MODULE(numerics_bind, m) {
   m.def("e4m3_to_float", py::vectorize(e4m3_to_float));
   m.def("float_to_ue8m0", py::vectorize(float_to_ue8m0));
   m.def("ue8m0_to_float", py::vectorize(ue8m0_to_float));
+  m.def("exact_ue8m0", py::vectorize(exact_ue8m0));
+  m.def("float_to_e2m1", py::vectorize(float_to_e2m1));
+  m.def("e2m1_to_float", py::vectorize(e2m1_to_float));
+  m.def("e2m1_exponent", py::vectorize(e2m1_exponent));
   m.def("group_scale", py::vectorize(group_scale));
   m.def("group_exponent", py::vectorize(group_exponent));
   m.def("group_multiplier", py::vectorize(group_multiplier));

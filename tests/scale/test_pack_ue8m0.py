@@ -73,6 +73,19 @@ def test_strides_do_not_matter(device) -> None:
     assert same_bits(pack(scale[:1, :1].expand(2, 5, 6)), pack(scale[:1, :1].repeat(2, 5, 1)))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu])
+def test_bytes_stay_as_they_are(device, dtype) -> None:
+    """All 256 of them, there and back."""
+    byte = torch.arange(256, dtype=torch.uint8, device=device).view(32, 8)
+    packed = pack(byte.view(dtype))
+    assert packed.shape == (32, 2) and packed.stride() == (1, 32)
+    assert torch.equal(packed.contiguous().view(torch.uint8), byte)
+    scale = torch.ops.dgmoe.unpack_ue8m0(packed, 8)
+    assert torch.equal(pack(scale[:, 1:7]).cpu()[2:-1], pack(byte[:, 1:7]).cpu()[2:-1])
+    turned = byte.t().contiguous().t()
+    assert same_bits(pack(turned.view(dtype)), packed)
+
+
 def test_refusals(device) -> None:
     for scale in (torch.ones(2, 2, dtype=torch.bfloat16), torch.ones(2), torch.ones(1, 1, 1, 1)):
         with refused(NAME, "scale"):

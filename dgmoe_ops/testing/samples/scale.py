@@ -41,6 +41,18 @@ def _packed(device, *, seed, batch=None, mn=5, groups=6, strides="dense"):
     return (with_strides(words.to(device), strides), groups), {}
 
 
+def _any_scale(device, *, seed, kind="float", **case):
+    """fp32 scales, or exponent bytes of every value."""
+    if kind == "float":
+        return _fp32(device, seed=seed, **case)
+    shape = _shape(case.get("batch"), case.get("mn", 5), case.get("groups", 6))
+    byte = torch.randint(0, 256, shape, generator=generator(seed), dtype=torch.uint8)
+    if byte.numel() >= 4:
+        byte.view(-1)[:4] = torch.tensor([0, 255, 1, 254], dtype=torch.uint8)
+    byte = with_strides(byte.to(device), case.get("strides", "dense"))
+    return (byte.view(torch.float8_e8m0fnu) if kind == "e8m0" else byte,), {}
+
+
 _EDGES = [
     {"mn": 0, "groups": 3},
     {"mn": 3, "groups": 0},
@@ -67,7 +79,17 @@ _FP32 = Sample(
 )
 
 SAMPLES = {
-    "pack_ue8m0": _FP32,
+    "pack_ue8m0": Sample(
+        _any_scale,
+        _TINY,
+        [
+            *_FP32.edge_cases,
+            {"kind": "uint8", "batch": 3, "mn": 7, "groups": 9, "strides": "stepped"},
+            {"kind": "e8m0", "mn": 6, "groups": 6, "strides": "transposed"},
+            {"kind": "uint8", "mn": 0},
+        ],
+        {**_FP32.space, "kind": ("float", "uint8", "e8m0")},
+    ),
     "align_scale": _FP32,
     "unpack_ue8m0": Sample(_packed, _TINY, _EDGES, _SPACE),
 }
