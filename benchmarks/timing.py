@@ -51,18 +51,21 @@ def graph_us(calls: Calls, device: torch.device, repeats: int = 7) -> float:
 
 def eager_us(calls: Calls, device: torch.device, count: int = 16) -> float:
     """Measure the microseconds of one call by a host clock, launches included, the device drained
-    at the end.
+    at the end: the median of five rounds, since other work on the host disturbs single ones.
     """
     if device.type == "cpu":
         return _cpu_us(calls)
     for call in calls:
         call()
     torch.cuda.synchronize()
-    begin = time.perf_counter()
-    for i in range(count):
-        calls[i % len(calls)]()
-    torch.cuda.synchronize()
-    return (time.perf_counter() - begin) * 1e6 / count
+    rounds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for i in range(count):
+            calls[i % len(calls)]()
+        torch.cuda.synchronize()
+        rounds.append((time.perf_counter() - begin) * 1e6 / count)
+    return median(rounds)
 
 
 def copy_rate(device: torch.device) -> float:

@@ -11,10 +11,21 @@ from ._sanity import at, first_where, looks_at
 from .activations import activation_keywords, check_activation
 from .config import LAYOUTS, sanity_check
 from .layouts import ceil_div, round_up
-from .ops._registry import one_device, refuse_grad, wants_grad
+from .ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .recipes import RECIPES, Recipe
 
 SWIZZLES = (0, 1, 8)
+_TENSORS = (
+    "hidden_states",
+    "topk_weights",
+    "topk_ids",
+    "w13",
+    "w13_scale",
+    "w2",
+    "w2_scale",
+    "w13_bias",
+    "w2_bias",
+)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
 _ID_DTYPES = (torch.int32, torch.int64)
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -109,6 +120,17 @@ def _check_ids(topk_ids: torch.Tensor, total: int) -> None:
         _fail("topk_ids", must, f"{int(topk_ids[where])} at {at(where)}")
 
 
+_known: dict[tuple, Checked] = {}  # calls that passed, by all that the checks of shapes look at
+_MOST_KNOWN = 4096
+
+
+def _key(tensors: tuple[torch.Tensor | None, ...], *numbers: object) -> tuple:
+    return (
+        numbers,
+        *[None if t is None else (t.dtype, t.device, t.shape, t.stride()) for t in tensors],
+    )
+
+
 def check_layer(
     hidden_states: torch.Tensor,
     topk_weights: torch.Tensor,
@@ -125,7 +147,65 @@ def check_layer(
     routed_scaling_factor: float,
     layout: str,
 ) -> Checked:
-    """Check every argument of the layer."""
+    """Check every argument of the layer. What passed once is known by its dtypes and shapes."""
+    args = (
+        hidden_states,
+        topk_weights,
+        topk_ids,
+        w13,
+        w13_scale,
+        w2,
+        w2_scale,
+        recipe,
+        num_experts,
+        expert_start,
+        between,
+        w2_bias,
+        routed_scaling_factor,
+        layout,
+    )
+    if torch.compiler.is_compiling() or type(hidden_states) is not torch.Tensor:
+        checked = _check_shapes(*args)
+    else:
+        key = _key(
+            (*args[:7], between.bias, w2_bias),
+            *args[7:10],
+            between[:-1],
+            routed_scaling_factor,
+            layout,
+        )
+        checked = _known.get(key)
+        if checked is None:
+            checked = _check_shapes(*args)
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = checked
+    if autograd_follows():
+        for arg, tensor in zip(_TENSORS, (*args[:7], between.bias, w2_bias), strict=True):
+            if tensor is not None and wants_grad(tensor):
+                refuse_grad("fused_moe", arg)
+    if sanity_check() and looks_at(topk_ids):
+        _check_ids(topk_ids, checked.num_experts)
+    return checked
+
+
+def _check_shapes(
+    hidden_states: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+    w13: torch.Tensor,
+    w13_scale: torch.Tensor | None,
+    w2: torch.Tensor,
+    w2_scale: torch.Tensor | None,
+    recipe: str,
+    num_experts: int | None,
+    expert_start: int,
+    between: Between,
+    w2_bias: torch.Tensor | None,
+    routed_scaling_factor: float,
+    layout: str,
+) -> Checked:
+    """Check all that dtypes, shapes, strides, devices and numbers tell."""
     if recipe not in RECIPES:
         _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
     keywords = _activation(between)
@@ -204,23 +284,18 @@ def check_layer(
             num_experts,
         )
 
-    named = {
-        "hidden_states": hidden_states,
-        "topk_weights": topk_weights,
-        "topk_ids": topk_ids,
-        "w13": w13,
-        "w13_scale": w13_scale,
-        "w2": w2,
-        "w2_scale": w2_scale,
-        "w13_bias": between.bias,
-        "w2_bias": w2_bias,
-    }
-    one_device("fused_moe", list(named), tuple(named.values()), {})
-    if sanity_check() and looks_at(topk_ids):
-        _check_ids(topk_ids, total)
-    for arg, tensor in named.items():
-        if tensor is not None and wants_grad(tensor):
-            refuse_grad("fused_moe", arg)
+    tensors = (
+        hidden_states,
+        topk_weights,
+        topk_ids,
+        w13,
+        w13_scale,
+        w2,
+        w2_scale,
+        between.bias,
+        w2_bias,
+    )
+    one_device("fused_moe", list(_TENSORS), tensors, {})
     return Checked(chosen, total, keywords)
 
 

@@ -7,6 +7,7 @@ fake and real ops.
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -179,13 +180,21 @@ _SAYS: dict[str, Callable[[LayoutFacts], str]] = {
 }
 
 
+@functools.lru_cache(maxsize=4096)
+def _decided(facts: LayoutFacts, override: str | None, fraction: float) -> str:
+    """The choice for facts and settings that are plain numbers."""
+    return _decide(facts)[1]
+
+
 def choose_layout(facts: LayoutFacts) -> str:
     """Choose between the masked and the contiguous layout from static facts alone.
 
     Raises:
         ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
     """
-    return _decide(facts)[1]
+    if torch.compiler.is_compiling() or type(facts.tokens) is not int:
+        return _decide(facts)[1]
+    return _decided(facts, config.layout_override(), config.masked_memory_fraction())
 
 
 def explain_layout(facts: LayoutFacts) -> LayoutExplanation:

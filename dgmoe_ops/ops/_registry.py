@@ -15,6 +15,11 @@ def refuse_grad(name: str, arg: str) -> None:
     )
 
 
+def autograd_follows() -> bool:
+    """Whether autograd follows any tensor at all in the current mode."""
+    return torch.is_grad_enabled() or forward_ad._current_level >= 0
+
+
 def wants_grad(tensor: torch.Tensor) -> bool:
     """Whether autograd follows the tensor, backward or forward, in the current mode."""
     if torch.is_grad_enabled() and tensor.requires_grad:
