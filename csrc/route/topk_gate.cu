@@ -123,15 +123,15 @@ __global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePl
   finish_row(gate, token, row, stats, lane, [&](int64_t) { return static_cast<int32_t>(mine); });
 }
 
-// The highest rank below `bound` among `count` indices, 0 where there is none; by the whole block.
+// The highest rank up to `bound` among `count` indices, 0 where there is none; by the whole block.
 template <typename Key>
-__device__ uint64_t highest_below(uint64_t bound, int64_t count, const Key& key_of) {
+__device__ uint64_t highest_up_to(uint64_t bound, int64_t count, const Key& key_of) {
   __shared__ uint64_t of_warps[kLanes];
   const int lane = threadIdx.x % kLanes;
   uint64_t best = 0;
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {
     const uint64_t rank = ranked(key_of(i), static_cast<uint32_t>(i));
-    if (rank < bound && rank > best) best = rank;
+    if (rank <= bound && rank > best) best = rank;
   }
   const auto across = [](uint64_t rank) {
     const uint32_t high = warp_max(static_cast<uint32_t>(rank >> 32));
@@ -177,9 +177,10 @@ __global__ void __launch_bounds__(1024)
       if (lane == 0) groups[g] = best;
     }
     __syncthreads();
-    last_group = ~uint64_t{0};
+    uint64_t bound = ~uint64_t{0};  // the rank of a NaN in group 0 is as high
     for (int64_t i = 0; i < plan.topk_groups; ++i) {
-      last_group = highest_below(last_group, plan.num_groups, [&](int64_t g) { return groups[g]; });
+      last_group = highest_up_to(bound, plan.num_groups, [&](int64_t g) { return groups[g]; });
+      bound = last_group - 1;
     }
   }
   const auto key_of = [&](int64_t e) {
@@ -194,11 +195,12 @@ __global__ void __launch_bounds__(1024)
     __syncthreads();
   }
   int32_t* ids = gate.ids + token * gate.width();
-  uint64_t rank = ~uint64_t{0};
+  uint64_t bound = ~uint64_t{0};
   for (int64_t j = 0; j < gate.top_k; ++j) {
-    rank =
-        highest_below(rank, gate.experts, [&](int64_t e) { return cached ? cache[e] : key_of(e); });
+    const uint64_t rank = highest_up_to(bound, gate.experts,
+                                        [&](int64_t e) { return cached ? cache[e] : key_of(e); });
     if (threadIdx.x == 0) ids[j] = static_cast<int32_t>(ranked_index(rank));
+    bound = rank - 1;
   }
   __syncthreads();
   if (first_warp) {
