@@ -43,6 +43,12 @@ struct LogitRow {
   }
 };
 
+// The same where it stands in shared memory, widened.
+struct SharedRow {
+  const float* data;
+  __device__ float operator[](int64_t expert) const { return data[expert]; }
+};
+
 __device__ __forceinline__ uint32_t warp_max(uint32_t x) {
   return __reduce_max_sync(kWholeWarp, x);
 }
@@ -84,9 +90,9 @@ __device__ __forceinline__ void pad_row(const GatePlan& plan, int64_t token, int
 
 // Turns the chosen experts into weights and physical ids, by one whole warp: chosen(j) is asked
 // twice by lane j % 32, both times before it writes slot j. A negative one has weight 0.
-template <typename T, typename Chosen>
-__device__ void finish_row(const GatePlan& plan, int64_t token, const LogitRow<T>& row,
-                           const RowStats& stats, int lane, const Chosen& chosen) {
+template <typename Row, typename Chosen, typename Score>
+__device__ void finish_scored(const GatePlan& plan, int64_t token, const Row& row, int lane,
+                              const Chosen& chosen, const Score& score_in) {
   const int64_t width = plan.width();
   float* weights = plan.weights + token * width;
   int32_t* ids = plan.ids + token * width;
@@ -94,7 +100,7 @@ __device__ void finish_row(const GatePlan& plan, int64_t token, const LogitRow<T
   float sum = 0.0f;
   for (int64_t j = lane; j < plan.top_k; j += kLanes) {
     const int32_t expert = chosen(j);
-    score = expert < 0 ? 0.0f : score_of(plan.scoring, row[expert], stats);
+    score = expert < 0 ? 0.0f : score_in(row[expert]);
     if (plan.top_k > kLanes) weights[j] = score;
     sum += score;
   }
@@ -111,6 +117,20 @@ __device__ void finish_row(const GatePlan& plan, int64_t token, const LogitRow<T
     ids[j] = id;
     if (id >= 0 && id < plan.num_counts) atomicAdd(plan.counts + id, 1);  // integers: any order
   }
+}
+
+template <typename Row, typename Chosen>
+__device__ void finish_row(const GatePlan& plan, int64_t token, const Row& row,
+                           const RowStats& stats, int lane, const Chosen& chosen) {
+  finish_scored(plan, token, row, lane, chosen,
+                [&](float logit) { return score_of(plan.scoring, logit, stats); });
+}
+
+template <Scoring kScoring, typename Row, typename Chosen>
+__device__ void finish_row(const GatePlan& plan, int64_t token, const Row& row,
+                           const RowStats& stats, int lane, const Chosen& chosen) {
+  finish_scored(plan, token, row, lane, chosen,
+                [&](float logit) { return score_of(kScoring, logit, stats); });
 }
 
 inline void clear_counts(const CudaScope& scope, const GatePlan& plan) {

@@ -29,35 +29,169 @@ __device__ uint32_t group_key(const TopkGatePlan& plan, int64_t group, int lane,
   return plan.group_key(best, warp_max(lane == owner ? second : first));
 }
 
-// A token a warp, its keys in registers: lane l holds experts l, l + 32, ...
-template <int kSlots, typename T>
+// What a warp keeps in shared memory: logits, keys of experts and of groups.
+struct WarpRoom {
+  float* logits;      // [experts]
+  uint32_t* members;  // [experts], where groups limit the choice
+  uint32_t* groups;   // [num_groups], likewise
+};
+
+__host__ __device__ inline int64_t room_words(const TopkGatePlan& plan) {
+  const bool grouped = plan.topk_groups < plan.num_groups;
+  return plan.gate.experts + (grouped ? plan.gate.experts + plan.num_groups : 0);
+}
+
+// Loads of all slots are in flight together, whatever the dtype.
+template <int kSlots>
+__device__ __forceinline__ void load_logits(const GatePlan& gate, int64_t token, int lane,
+                                            float (&x)[kSlots]) {
+  const int experts = static_cast<int>(gate.experts);
+  const auto load = [&](auto type) {
+    const LogitRow<decltype(type)> row(gate, token);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      const int e = i * kLanes + lane;
+      x[i] = e < experts ? row[e] : 0.0f;
+    }
+  };
+  if (gate.logits.kind == WeightKind::kFloat) {
+    load(float{});
+  } else if (gate.logits.kind == WeightKind::kBf16) {
+    load(Bf16Bits{});
+  } else {
+    load(HalfBits{});
+  }
+}
+
+// Best and second best of two disjoint sets.
+struct BestTwo {
+  uint32_t first = 0;
+  uint32_t second = 0;
+
+  __device__ __forceinline__ void add(uint32_t other_first, uint32_t other_second) {
+    const uint32_t lower = other_first < first ? other_first : first;
+    first = other_first > first ? other_first : first;
+    second = other_second > second ? other_second : second;
+    second = lower > second ? lower : second;
+  }
+};
+
+// The keys of all groups, a part of the warp each where they share it evenly.
+__device__ __forceinline__ void find_group_keys(const TopkGatePlan& plan, int lane,
+                                                const WarpRoom& room) {
+  const int num_groups = static_cast<int>(plan.num_groups);
+  const int group_size = static_cast<int>(plan.group_size);
+  if (num_groups > kLanes || kLanes % num_groups != 0) {
+    for (int g = 0; g < num_groups; ++g) {
+      const uint32_t best = group_key(plan, g, lane, [&](int64_t e) { return room.members[e]; });
+      if (lane == 0) room.groups[g] = best;
+    }
+    return;
+  }
+  const int share = kLanes / num_groups;  // lanes a group
+  const int g = lane / share;
+  BestTwo best;
+#pragma unroll 4
+  for (int i = lane % share; i < group_size; i += share) {
+    best.add(room.members[g * group_size + i], 0);
+  }
+  for (int step = 1; step < share; step *= 2) {
+    best.add(__shfl_xor_sync(kWholeWarp, best.first, step),
+             __shfl_xor_sync(kWholeWarp, best.second, step));
+  }
+  if (lane % share == 0) room.groups[g] = plan.group_key(best.first, best.second);
+}
+
+// Takes the experts of dropped groups out of the choice.
+template <int kSlots>
+__device__ __forceinline__ void drop_groups(const TopkGatePlan& plan, int lane,
+                                            const WarpRoom& room, uint32_t (&key)[kSlots]) {
+  constexpr int kShift = 20;  // enough for quotients of numbers below 512
+  const int experts = static_cast<int>(plan.gate.experts);
+  const int num_groups = static_cast<int>(plan.num_groups);
+  const int group_size = static_cast<int>(plan.group_size);
+  const int reciprocal = ((1 << kShift) + group_size - 1) / group_size;
+  __syncwarp();
+  find_group_keys(plan, lane, room);
+  __syncwarp();
+  // A group stays that fewer than topk_groups others outrank.
+  for (int g = lane; g < num_groups; g += kLanes) {
+    const uint64_t rank = ranked(room.groups[g], g);
+    int above = 0;
+#pragma unroll 4
+    for (int other = 0; other < num_groups; ++other) {
+      above += ranked(room.groups[other], other) > rank;
+    }
+    room.members[g] = above < plan.topk_groups;  // as many as experts, or fewer
+  }
+  __syncwarp();
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    const int e = i * kLanes + lane;
+    if (e < experts && room.members[(e * reciprocal) >> kShift] == 0) key[i] = 0;
+  }
+}
+
+// The slot of the highest key of a lane, the lowest of equal ones; pairs first, so that the chain
+// is short.
+template <int kSlots>
+__device__ __forceinline__ void best_slot(const uint32_t (&key)[kSlots], uint32_t& best,
+                                          int& slot) {
+  uint32_t keys[kSlots];
+  int slots[kSlots];
+#pragma unroll
+  for (int i = 0; i < kSlots; ++i) {
+    keys[i] = key[i];
+    slots[i] = i;
+  }
+#pragma unroll
+  for (int step = 1; step < kSlots; step *= 2) {
+#pragma unroll
+    for (int i = 0; i + step < kSlots; i += 2 * step) {
+      slots[i] = keys[i + step] > keys[i] ? slots[i + step] : slots[i];
+      keys[i] = keys[i + step] > keys[i] ? keys[i + step] : keys[i];
+    }
+  }
+  best = keys[0];
+  slot = slots[0];
+}
+
+// A token a warp, its keys in registers: lane l holds experts l, l + 32, ... The scoring is a
+// template argument: code that a launch does not need would cost more than its arithmetic.
+template <int kSlots, Scoring kScoring>
 __global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePlan plan) {
-  extern __shared__ uint32_t rooms[];  // a warp: [experts] keys, [num_groups] keys of groups
+  extern __shared__ uint32_t rooms[];
   const GatePlan& gate = plan.gate;
   const int experts = static_cast<int>(gate.experts);
   const int lane = threadIdx.x % kLanes;
   const int64_t token = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kLanes;
   if (token >= gate.tokens) return;
-  const LogitRow<T> row(gate, token);
+  const bool grouped = plan.topk_groups < plan.num_groups;
+  uint32_t* mine = rooms + threadIdx.x / kLanes * room_words(plan);
+  const WarpRoom room{reinterpret_cast<float*>(mine), mine + experts, mine + 2 * experts};
   float x[kSlots];
-  uint32_t key[kSlots];  // 0: taken, or no such expert
+  float bias[kSlots];
+  load_logits(gate, token, lane, x);
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     const int e = i * kLanes + lane;
-    x[i] = e < experts ? row[e] : 0.0f;
+    bias[i] = plan.bias != nullptr && e < experts ? plan.bias[e * plan.bias_stride] : 0.0f;
   }
   if (token >= real_tokens(gate)) {  // asked after the logits, so that both loads overlap
     pad_row(gate, token, lane);
     return;
   }
+  uint32_t key[kSlots];  // 0: taken, or no such expert
   uint32_t most = 0;
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
-    key[i] = i * kLanes + lane < experts ? ordered_key(x[i]) : 0;
+    const int e = i * kLanes + lane;
+    if (e < experts) room.logits[e] = x[i];
+    key[i] = e < experts ? ordered_key(x[i]) : 0;
     most = key[i] > most ? key[i] : most;
   }
   RowStats stats;
-  if (plan.needs_stats()) {
+  if constexpr (kScoring == Scoring::kSoftmax) {
     stats.max = key_value(warp_max(most));
     float sum = 0.0f;
 #pragma unroll
@@ -66,61 +200,42 @@ __global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePl
     }
     stats.sum = fold_lanes(sum);
   }
-  if (plan.bias != nullptr) {
+  const bool biased = plan.bias != nullptr;
+  const bool sums_scores = grouped && plan.top_two;
+  if (biased || sums_scores) {
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       const int e = i * kLanes + lane;
-      if (e < experts) key[i] = plan.choice_key(x[i], e, stats);
+      const float score = score_of(kScoring, x[i], stats);
+      const uint32_t scored = ordered_key(biased ? score + bias[i] : score);
+      if (e < experts && grouped) room.members[e] = scored;
+      if (e < experts && biased) key[i] = scored;
+    }
+  } else if (grouped) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      if (i * kLanes + lane < experts) room.members[i * kLanes + lane] = key[i];
     }
   }
-  if (plan.topk_groups < plan.num_groups) {
-    const int num_groups = static_cast<int>(plan.num_groups);
-    const int group_size = static_cast<int>(plan.group_size);
-    uint32_t* members = rooms + threadIdx.x / kLanes * (experts + num_groups);
-    uint32_t* groups = members + experts;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int e = i * kLanes + lane;
-      if (e < experts) members[e] = plan.group_member_key(x[i], e, stats);
-    }
-    __syncwarp();
-    for (int g = 0; g < num_groups; ++g) {
-      const uint32_t best = group_key(plan, g, lane, [&](int64_t e) { return members[e]; });
-      if (lane == 0) groups[g] = best;
-    }
-    __syncwarp();
-    // A group stays that fewer than topk_groups others outrank.
-    for (int g = lane; g < num_groups; g += kLanes) {
-      int above = 0;
-      for (int other = 0; other < num_groups; ++other) {
-        above += ranked(groups[other], other) > ranked(groups[g], g);
-      }
-      members[g] = above < plan.topk_groups;  // as many as experts, or fewer
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      const int e = i * kLanes + lane;
-      if (e < experts && members[e / group_size] == 0) key[i] = 0;
-    }
+  if (grouped) {
+    drop_groups(plan, lane, room, key);
   }
-  uint32_t mine = 0;  // the expert of slot `lane`
+  uint32_t chosen = 0;  // the expert of slot `lane`
   for (int j = 0; j < gate.top_k; ++j) {
-    uint32_t best = 0;
-    uint32_t at = 0;
-#pragma unroll
-    for (int i = 0; i < kSlots; ++i) {
-      at = key[i] > best ? i * kLanes + lane : at;
-      best = key[i] > best ? key[i] : best;
-    }
+    uint32_t best;
+    int slot;
+    best_slot(key, best, slot);
+    const uint32_t at = static_cast<uint32_t>(slot * kLanes + lane);
     const uint32_t expert = warp_min(best == warp_max(best) ? at : 0xffffffffu);
-    mine = lane == j ? expert : mine;
+    chosen = lane == j ? expert : chosen;
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       key[i] = expert == static_cast<uint32_t>(i * kLanes + lane) ? 0 : key[i];
     }
   }
-  finish_row(gate, token, row, stats, lane, [&](int64_t) { return static_cast<int32_t>(mine); });
+  __syncwarp();
+  finish_row<kScoring>(gate, token, SharedRow{room.logits}, stats, lane,
+                       [&](int64_t) { return static_cast<int32_t>(chosen); });
 }
 
 // The highest rank up to `bound` among `count` indices, 0 where there is none; by the whole block.
@@ -208,20 +323,34 @@ __global__ void __launch_bounds__(1024)
   }
 }
 
+template <Scoring kScoring>
+void launch_warps(const CudaScope& scope, const TopkGatePlan& plan) {
+  const GatePlan& gate = plan.gate;
+  const unsigned grid = static_cast<unsigned>(ceil_div(gate.tokens, kWarps));
+  const unsigned shared = static_cast<unsigned>(kWarps * room_words(plan) * sizeof(uint32_t));
+  const auto kernel = gate.experts <= 128   ? topk_gate_warp_kernel<4, kScoring>
+                      : gate.experts <= 256 ? topk_gate_warp_kernel<8, kScoring>
+                                            : topk_gate_warp_kernel<16, kScoring>;
+  DGMOE_LAUNCH(kernel, grid, kWarpThreads, shared, scope, plan);
+}
+
+void launch_warps(const CudaScope& scope, const TopkGatePlan& plan) {
+  switch (plan.gate.scoring) {
+    case Scoring::kSoftmax:
+      return launch_warps<Scoring::kSoftmax>(scope, plan);
+    case Scoring::kSigmoid:
+      return launch_warps<Scoring::kSigmoid>(scope, plan);
+    case Scoring::kSqrtSoftplus:
+      return launch_warps<Scoring::kSqrtSoftplus>(scope, plan);
+    default:
+      return launch_warps<Scoring::kIdentity>(scope, plan);
+  }
+}
+
 template <typename T>
-void launch_topk_gate(const CudaScope& scope, const TopkGatePlan& plan, const Tensor& like) {
+void launch_blocks(const CudaScope& scope, const TopkGatePlan& plan, const Tensor& like) {
   const GatePlan& gate = plan.gate;
   const bool grouped = plan.topk_groups < plan.num_groups;
-  if (gate.experts <= kWarpExperts && gate.top_k <= kLanes) {
-    const unsigned grid = static_cast<unsigned>(ceil_div(gate.tokens, kWarps));
-    const int64_t words = grouped ? kWarps * (gate.experts + plan.num_groups) : 0;
-    const unsigned shared = static_cast<unsigned>(words * sizeof(uint32_t));
-    const auto kernel = gate.experts <= 128   ? topk_gate_warp_kernel<4, T>
-                        : gate.experts <= 256 ? topk_gate_warp_kernel<8, T>
-                                              : topk_gate_warp_kernel<16, T>;
-    DGMOE_LAUNCH(kernel, grid, kWarpThreads, shared, scope, plan);
-    return;
-  }
   // Goes back to the caching allocator at return; its next user waits in the same stream.
   Tensor groups = empty({grouped ? gate.tokens : 0, plan.num_groups}, ScalarType::Int, like);
   const bool cached = gate.experts <= kCachedExperts;
@@ -240,9 +369,14 @@ std::tuple<Tensor, Tensor, Tensor> topk_gate_cuda(
   TopkGateCall call = plan_topk_gate(
       logits, top_k, scoring, bias, num_groups, topk_groups, group_scores, renormalize,
       routed_scaling_factor, scale_on_output, num_tokens, num_fused_shared, expert_map, num_counts);
-  clear_counts(scope, call.plan.gate);
-  with_logit_type(call.plan.gate,
-                  [&](auto type) { launch_topk_gate<decltype(type)>(scope, call.plan, logits); });
+  const GatePlan& gate = call.plan.gate;
+  clear_counts(scope, gate);
+  if (gate.experts <= kWarpExperts && gate.top_k <= kLanes) {
+    launch_warps(scope, call.plan);
+  } else {
+    with_logit_type(gate,
+                    [&](auto type) { launch_blocks<decltype(type)>(scope, call.plan, logits); });
+  }
   return {call.gate.weights, call.gate.ids, call.gate.counts};
 }
 
