@@ -13,7 +13,7 @@ constexpr int kGatedThreads = 256;  // most threads a block
 constexpr int kGatedExperts = 4;    // experts a thread counts at once
 
 // Blocks of kGatedThreads that a multiprocessor holds at least.
-constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 3 : 2; }
+constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 4 : 2; }
 
 // A block is `rows` times `width` spans wide and takes as many rows at once; a row's columns take
 // it as many steps as they need.
@@ -44,14 +44,12 @@ struct GatedPlace {
   }
 };
 
-// A row, and the first column of it that the span is at.
 struct GatedSpot {
   int32_t batch, row, expert;
-  int32_t first;
 };
 
-// Takes the spots of `walk` to the sink. The next one is on its way from memory while one is
-// computed.
+// Takes the spots of `walk` to the sink. Nothing is read ahead: registers for that would cost the
+// blocks that run meanwhile, which hide more.
 template <typename Activation, GatedCase kCase, typename Walk, typename Sink>
 __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink,
                                            const GatedPlace& place, Walk& walk) {
@@ -61,36 +59,24 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
   const int32_t step = place.row_threads / kGatedLanes * kGatedSpan;
   const int32_t inter = static_cast<int32_t>(in.inter);
   GatedSpot spot{};
-  GatedRaw raw[2];
-  const auto load = [&] {
+  if (begin >= inter) return;
+  while (walk.next(spot)) {
     const uint16_t* row = in.gate_up + spot.batch * in.batch_stride + spot.row * in.row_stride;
-    load_raw<kCase>(in, row, spot.first + lane, raw);
-  };
-  if (begin >= inter || !walk.next(spot)) return;
-  spot.first = begin;
-  load();
-  for (bool more = true; more;) {
-    const GatedSpot here = spot;
-    float g[2][kGatedColumns];
-    float u[2][kGatedColumns];
+    for (int32_t first = begin; first < inter; first += step) {
+      const int32_t column = first + lane;
+      GatedRaw raw[2];
+      load_raw<kCase>(in, row, column, raw);
+      float y[2][kGatedColumns];
 #pragma unroll
-    for (int h = 0; h < 2; ++h) widen_raw<kCase>(in, raw[h], g[h], u[h]);
-    // To the next columns of this row, or to those of the next one. The bounds are those of the
-    // span, so that it stays together for the sink.
-    spot.first += step;
-    if (spot.first >= inter) {
-      spot.first = begin;
-      more = walk.next(spot);
+      for (int h = 0; h < 2; ++h) {
+        float g[kGatedColumns];
+        float u[kGatedColumns];
+        widen_raw<kCase>(in, raw[h], g, u);
+        gated_products<Activation, kCase>(in, activation, spot.expert, column + h * kGatedHalf, g,
+                                          u, y[h]);
+      }
+      sink.template take<kCase>(spot.batch, spot.row, column, y);
     }
-    if (more) load();
-    float y[2][kGatedColumns];
-    const int32_t column = here.first + lane;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      gated_products<Activation, kCase>(in, activation, here.expert, column + h * kGatedHalf, g[h],
-                                        u[h], y[h]);
-    }
-    sink.template take<kCase>(here.batch, here.row, column, y);
   }
 }
 
