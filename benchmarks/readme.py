@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-RESULT = Path(__file__).parent / "results" / "layer_h200.json"
+RESULTS = Path(__file__).parent / "results"
+RESULT = RESULTS / "layer_h200.json"
+HOST_RESULT = RESULTS / "host_h200.json"
 COLUMNS = {
     "ours, auto": ("dgmoe", "auto"),
     "ours, masked": ("dgmoe", "masked"),
@@ -38,7 +40,19 @@ def speed_table(result: Path = RESULT, column: str = "total us") -> str:
     return "\n".join(lines)
 
 
+def host_table(result: Path = HOST_RESULT) -> str:
+    """Lay out the host times of the GEMM ops beside the library's bare calls, as Markdown."""
+    columns = ("op", "library us", "op.out us", "op us", "op - library us")
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+    for row in json.loads(result.read_text())["rows"]:
+        numbers = " | ".join(f"{row[column]:.1f}" for column in columns[1:])
+        lines.append(f"| `{row['op']}` | {numbers} |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
+    print(host_table())
+    print()
     print(speed_table())
     print()
     print(speed_table(column="eager us"))

@@ -34,15 +34,15 @@ _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class Between(NamedTuple):
     """What happens between the GEMMs, as the caller says it."""
 
-    activation: str
-    swiglu_limit: float | None
-    gemm1_alpha: float | None
-    gemm1_clamp_limit: float | None
-    beta: float | None
-    linear_beta: float | None
-    swizzle: int
-    round_activation: bool
-    bias: torch.Tensor | None
+    activation: str = "silu"
+    swiglu_limit: float | None = None
+    gemm1_alpha: float | None = None
+    gemm1_clamp_limit: float | None = None
+    beta: float | None = None
+    linear_beta: float | None = None
+    swizzle: int = 0
+    round_activation: bool = False
+    bias: torch.Tensor | None = None
 
 
 class Checked(NamedTuple):

@@ -12,6 +12,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -72,8 +74,8 @@ class Stages(NamedTuple):
     expert_start: int
     padded_hidden: int
     expected_m: int
-    between: Between
-    activation: dict[str, float | None]  #: keywords of the activation's op
+    between: Between = Between()
+    activation: Mapping[str, float | None] = MappingProxyType({})  #: keywords of its op
 
 
 def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -> Placed:

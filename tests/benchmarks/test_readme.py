@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.readme import RESULT, speed_table
+from benchmarks.readme import HOST_RESULT, RESULT, host_table, speed_table
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
@@ -13,7 +13,12 @@ def test_speed_tables_are_those_of_the_committed_result() -> None:
     assert speed_table(column="eager us") in text
 
 
+def test_host_table_is_that_of_the_committed_result() -> None:
+    assert host_table() in README.read_text()
+
+
 def test_the_result_says_where_it_comes_from() -> None:
     text = RESULT.with_suffix(".md").read_text()
+    assert "- deep_gemm: " in HOST_RESULT.with_suffix(".md").read_text()
     for name in ("device", "driver", "torch", "triton", "deep_gemm", "sglang", "date", "command"):
         assert f"- {name}: " in text
