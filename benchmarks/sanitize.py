@@ -59,7 +59,8 @@ def run_sample(op: str, args: tuple, kwargs: dict, device: torch.device) -> None
     masks = reference.defined(op)(*args, **kwargs)
     whole = op in compare.SLACK
     clean = [promised(have, mask, whole) for have, mask in zip(got, masks, strict=True)]
-    compare.assert_matches(op, clean, args, kwargs)
+    # The outputs are back on the CPU; how they were computed they do not tell.
+    compare.assert_matches(op, clean, args, kwargs, approximates=device.type == "cuda")
 
 
 @click.command()

@@ -143,7 +143,7 @@ def flushed_activation(
     The gate of such a product is at most 88 / alpha, or SiTU's beta.
     """
     _, u = _split(gate_up.double(), swizzle)
-    if bias is not None:
+    if bias is not None and bias.numel():
         u = u.abs() + _split(bias.double(), swizzle)[1].abs().amax()
     alpha = parameters.get("gemm1_alpha")
     if alpha is not None:

@@ -167,20 +167,28 @@ def _assert_approximates(op: str, got, wanted, masks, args: tuple, kwargs: dict)
     approximate.assert_quantised(op, got, wanted, masks, group_size, rounded)
 
 
-def assert_matches(op: str, got, args: tuple, kwargs: dict) -> None:
+def assert_matches(
+    op: str, got, args: tuple, kwargs: dict, *, approximates: bool | None = None
+) -> None:
     """Assert that `got`, the result of `dgmoe::<op>`, is what the oracle promises.
 
     Layouts are equal; integers, e4m3 bytes and scales are bit-equal; bf16 results keep the op's
     bound (`ULPS`, `gemm_bound`), as do fp32 results of a GEMM and weights (`BOUNDS`), and
     activations that a GPU approximates that of `approximate`. The message names the first wrong
     position and both values.
+
+    Args:
+        approximates: whether activations come from the hardware's arithmetic; None asks where
+            `got` is.
     """
     wanted = outputs(reference.reference(op)(*args, **kwargs))
     masks = reference.defined(op)(*args, **kwargs)
     got = outputs(got)
     if len(got) != len(wanted):
         raise AssertionError(f"{op}: {len(got)} outputs, expected {len(wanted)}")
-    if op in ACTIVATIONS and got[0].is_cuda and not config.exact_activation():
+    if approximates is None:
+        approximates = got[0].is_cuda
+    if op in ACTIVATIONS and approximates and not config.exact_activation():
         _assert_approximates(op, got, wanted, masks, args, kwargs)
         return
     terms = reference.gemm_terms(*args, op=op, **kwargs) if _is_gemm(op) else ()

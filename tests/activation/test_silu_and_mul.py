@@ -4,6 +4,8 @@ from helpers import BF16, check_random, int32, misaligned, random_bf16, refused,
 from hypothesis import given
 from hypothesis.strategies import data
 
+from dgmoe_ops.reference.activation import flushed_activation
+
 silu = torch.ops.dgmoe.silu_and_mul
 NAME = "silu_and_mul"
 
@@ -89,3 +91,9 @@ def test_refusals(device) -> None:
             silu(x, None, bad)
     with refused(NAME, "m_indices"):
         silu(slab, masked_m, m_indices)
+
+
+def test_what_a_gpu_may_lose_of_a_bias_without_experts() -> None:
+    """The bound of an approximation, asked for where there is nothing to approximate."""
+    lost = flushed_activation(torch.zeros(0, 2, 8).bfloat16(), bias=torch.zeros(0, 8))
+    assert lost.shape == (0, 2, 4)

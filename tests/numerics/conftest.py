@@ -34,12 +34,15 @@ default {library}
 
 
 @pytest.fixture(scope="session")
-def numerics(request: pytest.FixtureRequest) -> ModuleType:
+def numerics(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> ModuleType:
     """The functions of numerics.h and layout.h over numpy arrays; floats travel as their bits."""
     cxx = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if cxx is None:
         pytest.skip("no C++ compiler")
-    folder = request.config.cache.mkdir("numerics_bind")
+    cache = getattr(request.config, "cache", None)  # none with -p no:cacheprovider
+    folder = cache.mkdir("numerics_bind") if cache else tmp_path_factory.mktemp("numerics_bind")
     library = "numerics_bind" + sysconfig.get_config_var("EXT_SUFFIX")
     folders = [CSRC / "common", pybind11.get_include(), sysconfig.get_paths()["include"]]
     includes = " ".join(f"-I{folder}" for folder in folders)
