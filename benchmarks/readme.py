@@ -8,6 +8,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 RESULT = RESULTS / "layer_h200.json"
 HOST_RESULT = RESULTS / "host_h200.json"
+OPS_RESULT = RESULTS / "activation_route_h200.json"
 COLUMNS = {
     "ours, auto": ("dgmoe", "auto"),
     "ours, masked": ("dgmoe", "masked"),
@@ -50,7 +51,26 @@ def host_table(result: Path = HOST_RESULT) -> str:
     return "\n".join(lines)
 
 
+def ops_table(result: Path = OPS_RESULT) -> str:
+    """Lay out the times of the activations and the routers, a line an op and shape, as Markdown."""
+    rows = json.loads(result.read_text())["rows"]
+    counts = sorted({row["tokens"] for row in rows})
+    cells = {(row["op"], row["shape"], row["tokens"]): row for row in rows}
+    heads = [f"T={count} us" for count in counts]
+    lines = [
+        f"| op | shape | {' | '.join(heads)} | of the copy rate at T={counts[-1]} |",
+        "|" + "---|" * (len(counts) + 3),
+    ]
+    for op, shape in dict.fromkeys((row["op"], row["shape"]) for row in rows):
+        here = [cells[op, shape, count] for count in counts]
+        times = " | ".join(_number(row["us"]) for row in here)
+        lines.append(f"| `{op}` | {shape} | {times} | {100 * here[-1]['of copy']:.0f} % |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
+    print(ops_table())
+    print()
     print(host_table())
     print()
     print(speed_table())

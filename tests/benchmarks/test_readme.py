@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.readme import HOST_RESULT, RESULT, host_table, speed_table
+from benchmarks.readme import HOST_RESULT, RESULT, host_table, ops_table, speed_table
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
@@ -15,6 +15,10 @@ def test_speed_tables_are_those_of_the_committed_result() -> None:
 
 def test_host_table_is_that_of_the_committed_result() -> None:
     assert host_table() in README.read_text()
+
+
+def test_ops_table_is_that_of_the_committed_result() -> None:
+    assert ops_table() in README.read_text()
 
 
 def test_the_result_says_where_it_comes_from() -> None:
