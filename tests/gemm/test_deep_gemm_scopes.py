@@ -161,6 +161,18 @@ def test_overlap_where_the_library_takes_it(pretend):
     assert not got["enable_overlap"] and not overlap.active()
 
 
+def test_no_direct_call_passes_an_overlap_by(pretend, monkeypatch):
+    """A bound op would go to the library without the scope's arguments."""
+    told = []
+    monkeypatch.setattr(scopes, "tell_native", lambda entered, settings: told.append(entered))
+    library = Library(CONTIG)
+    library.m_grouped_fp8_gemm_nt_masked = lambda *a, enable_overlap, max_block_n, signal: None
+    pretend(library)
+    with backend.down_gemm_overlap(torch.zeros(4, dtype=torch.int32)):
+        assert told == [1]
+    assert told == [1, -1]
+
+
 def test_overlap_checks_its_arguments():
     with pytest.raises(ValueError, match="signal must be contiguous int32"):
         backend.down_gemm_overlap(torch.zeros(4)).__enter__()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from . import scopes
 from .request import Request
 from .versions import version
 
@@ -89,10 +90,13 @@ def down_gemm_overlap(signal: torch.Tensor, max_block_n: int = 256) -> Iterator[
         raise RuntimeError(f"dgmoe_ops: overlap of the down GEMM is not available: {why}")
     before = getattr(_thread, "overlap", None)
     _thread.overlap = Overlap(signal, max_block_n)
+    # A direct call would not know of the further arguments.
+    scopes.tell_native(1, scopes.current())
     try:
         yield _thread.overlap
     finally:
         _thread.overlap = before
+        scopes.tell_native(-1, scopes.current())
 
 
 def active() -> bool:

@@ -53,7 +53,7 @@ def current() -> Settings:
     return getattr(_thread, "settings", _DEFAULT)
 
 
-def _tell_native(entered: int, settings: Settings) -> None:
+def tell_native(entered: int, settings: Settings) -> None:
     """Keep the direct calls of every thread away while some thread is in a scope."""
     if hasattr(torch.ops.dgmoe, "_deep_gemm_scope"):
         torch.ops.dgmoe._deep_gemm_scope(entered, hash(settings) if settings != _DEFAULT else 0)
@@ -63,12 +63,12 @@ def _tell_native(entered: int, settings: Settings) -> None:
 def _scope(**changes: int | bool) -> Iterator[None]:
     before = current()
     _thread.settings = replace(before, **changes)
-    _tell_native(1, _thread.settings)
+    tell_native(1, _thread.settings)
     try:
         yield
     finally:
         _thread.settings = before
-        _tell_native(-1, before)
+        tell_native(-1, before)
 
 
 def _check_int(name: str, arg: str, value: object, must: str, holds: Callable[[int], bool]) -> None:
