@@ -15,17 +15,6 @@ from .ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .recipes import RECIPES, Recipe
 
 SWIZZLES = (0, 1, 8)
-_TENSORS = (
-    "hidden_states",
-    "topk_weights",
-    "topk_ids",
-    "w13",
-    "w13_scale",
-    "w2",
-    "w2_scale",
-    "w13_bias",
-    "w2_bias",
-)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
 _ID_DTYPES = (torch.int32, torch.int64)
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -43,6 +32,25 @@ class Between(NamedTuple):
     swizzle: int = 0
     round_activation: bool = False
     bias: torch.Tensor | None = None
+
+
+class Arguments(NamedTuple):
+    """What a call of the layer is given."""
+
+    hidden_states: torch.Tensor
+    topk_weights: torch.Tensor
+    topk_ids: torch.Tensor
+    w13: torch.Tensor
+    w13_scale: torch.Tensor | None
+    w2: torch.Tensor
+    w2_scale: torch.Tensor | None
+    recipe: str
+    num_experts: int | None
+    expert_start: int
+    between: Between
+    w2_bias: torch.Tensor | None
+    routed_scaling_factor: float
+    layout: str
 
 
 class Checked(NamedTuple):
@@ -124,88 +132,62 @@ _known: dict[tuple, Checked] = {}  # calls that passed, by all that the checks o
 _MOST_KNOWN = 4096
 
 
-def _key(tensors: tuple[torch.Tensor | None, ...], *numbers: object) -> tuple:
+def _tensors(call: Arguments) -> dict[str, torch.Tensor | None]:
+    """The tensors of a call by the names that its caller knows."""
+    return {
+        "hidden_states": call.hidden_states,
+        "topk_weights": call.topk_weights,
+        "topk_ids": call.topk_ids,
+        "w13": call.w13,
+        "w13_scale": call.w13_scale,
+        "w2": call.w2,
+        "w2_scale": call.w2_scale,
+        "w13_bias": call.between.bias,
+        "w2_bias": call.w2_bias,
+    }
+
+
+def _key(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> tuple:
     return (
-        numbers,
-        *[None if t is None else (t.dtype, t.device, t.shape, t.stride()) for t in tensors],
+        call.recipe,
+        call.num_experts,
+        call.expert_start,
+        call.between[:-1],
+        call.routed_scaling_factor,
+        call.layout,
+        *[
+            None if t is None else (t.dtype, t.device, t.shape, t.stride())
+            for t in tensors.values()
+        ],
     )
 
 
-def check_layer(
-    hidden_states: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor | None,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor | None,
-    recipe: str,
-    num_experts: int | None,
-    expert_start: int,
-    between: Between,
-    w2_bias: torch.Tensor | None,
-    routed_scaling_factor: float,
-    layout: str,
-) -> Checked:
+def check_layer(call: Arguments) -> Checked:
     """Check every argument of the layer. What passed once is known by its dtypes and shapes."""
-    args = (
-        hidden_states,
-        topk_weights,
-        topk_ids,
-        w13,
-        w13_scale,
-        w2,
-        w2_scale,
-        recipe,
-        num_experts,
-        expert_start,
-        between,
-        w2_bias,
-        routed_scaling_factor,
-        layout,
-    )
-    if torch.compiler.is_compiling() or type(hidden_states) is not torch.Tensor:
-        checked = _check_shapes(*args)
+    tensors = _tensors(call)
+    if torch.compiler.is_compiling() or type(call.hidden_states) is not torch.Tensor:
+        checked = _check_shapes(call, tensors)
     else:
-        key = _key(
-            (*args[:7], between.bias, w2_bias),
-            *args[7:10],
-            between[:-1],
-            routed_scaling_factor,
-            layout,
-        )
+        key = _key(call, tensors)
         checked = _known.get(key)
         if checked is None:
-            checked = _check_shapes(*args)
+            checked = _check_shapes(call, tensors)
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[key] = checked
     if autograd_follows():
-        for arg, tensor in zip(_TENSORS, (*args[:7], between.bias, w2_bias), strict=True):
+        for arg, tensor in tensors.items():
             if tensor is not None and wants_grad(tensor):
                 refuse_grad("fused_moe", arg)
-    if sanity_check() and looks_at(topk_ids):
-        _check_ids(topk_ids, checked.num_experts)
+    if sanity_check() and looks_at(call.topk_ids):
+        _check_ids(call.topk_ids, checked.num_experts)
     return checked
 
 
-def _check_shapes(
-    hidden_states: torch.Tensor,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scale: torch.Tensor | None,
-    w2: torch.Tensor,
-    w2_scale: torch.Tensor | None,
-    recipe: str,
-    num_experts: int | None,
-    expert_start: int,
-    between: Between,
-    w2_bias: torch.Tensor | None,
-    routed_scaling_factor: float,
-    layout: str,
-) -> Checked:
+def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> Checked:
     """Check all that dtypes, shapes, strides, devices and numbers tell."""
+    hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, *others = call
+    recipe, num_experts, expert_start, between, w2_bias, routed_scaling_factor, layout = others
     if recipe not in RECIPES:
         _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
     keywords = _activation(between)
@@ -284,18 +266,7 @@ def _check_shapes(
             num_experts,
         )
 
-    tensors = (
-        hidden_states,
-        topk_weights,
-        topk_ids,
-        w13,
-        w13_scale,
-        w2,
-        w2_scale,
-        between.bias,
-        w2_bias,
-    )
-    one_device("fused_moe", list(_TENSORS), tensors, {})
+    one_device("fused_moe", list(tensors), tuple(tensors.values()), {})
     return Checked(chosen, total, keywords)
 
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from ._layer_contract import Between, check_layer, check_out
+from ._layer_contract import Arguments, Between, check_layer, check_out
 from .activations import ACTIVATIONS
 from .layouts import LayoutFacts, ScaleForm, choose_layout, expected_rows
 from .ops._registry import NAMESPACE, fake_of
@@ -220,7 +220,7 @@ def fused_moe_inline(
         round_activation,
         w13_bias,
     )
-    chosen, total, keywords = check_layer(
+    given = Arguments(
         hidden_states,
         topk_weights,
         topk_ids,
@@ -236,6 +236,7 @@ def fused_moe_inline(
         routed_scaling_factor,
         layout,
     )
+    chosen, total, keywords = check_layer(given)
     if out is not None:
         check_out(out, hidden_states)
     tokens, hidden = hidden_states.shape
