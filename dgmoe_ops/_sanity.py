@@ -14,15 +14,8 @@ def looks_at(tensor: torch.Tensor) -> bool:
 
 def first_where(mask: torch.Tensor) -> tuple[int, ...] | None:
     """The indices of the first true element, or None."""
-    flat = mask.flatten()
-    if not bool(flat.any()):
-        return None
-    position = int(flat.to(torch.uint8).argmax())
-    found = []
-    for size in reversed(mask.shape):
-        found.append(position % size)
-        position //= size
-    return tuple(reversed(found))
+    found = mask.nonzero()  # in the order of the elements
+    return tuple(found[0].tolist()) if found.shape[0] else None
 
 
 def at(indices: tuple[int, ...]) -> str:
