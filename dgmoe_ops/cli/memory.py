@@ -21,9 +21,9 @@ from ..layouts import (
     scale_sizes_and_strides,
     slab_rows,
 )
+from ..prepare import padded_sizes
 from ..recipes import Recipe
 
-OUT_MULTIPLE = 8  #: rows of w2 are padded to it by prepare_weights
 BF16, WORD = 2, 4  #: bytes
 
 
@@ -50,16 +50,20 @@ class Call:
 
     @property
     def padded_hidden(self) -> int:
-        return round_up(self.hidden, self.recipe.k_multiple)
-
-    @property
-    def padded_inter(self) -> int:
-        return round_up(self.intermediate, self.recipe.k_multiple)
+        return self._padded[0]
 
     @property
     def out_columns(self) -> int:
         """Columns of GEMM2's result: rows of the prepared w2."""
-        return round_up(self.hidden, OUT_MULTIPLE)
+        return self._padded[1]
+
+    @property
+    def padded_inter(self) -> int:
+        return self._padded[2]
+
+    @property
+    def _padded(self) -> tuple[int, int, int]:
+        return padded_sizes(self.recipe, self.hidden, self.intermediate)
 
     @property
     def value_bytes(self) -> int:
