@@ -11,6 +11,7 @@ import torch
 
 from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.samples import SAMPLES
+from dgmoe_ops.testing.samples._make import with_strides
 
 F8 = torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu
@@ -96,11 +97,7 @@ def misaligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def mn_major(scale: torch.Tensor) -> torch.Tensor:
     """An equal tensor whose second-to-last dimension is dense, padded to 16 bytes."""
-    *batch, mn, groups = scale.shape
-    room = torch.empty((*batch, groups, -(-mn // 4) * 4), dtype=scale.dtype, device=scale.device)
-    view = room.transpose(-1, -2)[..., :mn, :]
-    view.copy_(scale)
-    return view
+    return with_strides(scale, "tma")
 
 
 def to_f8(tensor: torch.Tensor) -> torch.Tensor:
@@ -137,3 +134,24 @@ def check_random(name: str, draw: Callable, device: torch.device) -> None:
 def samples(name: str, device: torch.device) -> list[tuple[tuple, dict]]:
     """The ordinary call and the hard ones."""
     return [SAMPLES[name].tiny(device), *SAMPLES[name].edge(device)]
+
+
+def check_padding_reaches_no_result(
+    call: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], x: torch.Tensor, valid: torch.Tensor
+) -> None:
+    """NaN in the rows of x that are not `valid` changes no bit of the valid rows of `call(x)`."""
+    before = call(x)
+    x[~valid.to(x.device)] = float("nan")
+    for one, other in zip(before, call(x), strict=True):
+        assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def check_views_do_not_matter(
+    call: Callable[[torch.Tensor], tuple[torch.Tensor, ...]], x: torch.Tensor, valid: torch.Tensor
+) -> None:
+    """Equal tensors of other strides and alignment give the same bits of the valid rows."""
+    expected = call(x)
+    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
+    for view in (strided(x), misaligned(x), turned):
+        for one, other in zip(call(view), expected, strict=True):
+            assert torch.equal(bits(one)[valid], bits(other)[valid])

@@ -1,6 +1,14 @@
 import pytest
 import torch
-from helpers import BF16, bits, check_random, int32, misaligned, random_bf16, same_bits, strided
+from helpers import (
+    BF16,
+    check_padding_reaches_no_result,
+    check_random,
+    check_views_do_not_matter,
+    int32,
+    random_bf16,
+    same_bits,
+)
 from hypothesis import given
 from hypothesis.strategies import data
 
@@ -19,25 +27,21 @@ def test_random(device, data) -> None:
     check_random(NAME, data.draw, device)
 
 
-def test_padding_reaches_no_result(device) -> None:
-    x, masked_m = random_bf16((3, 9, 400), device), int32([4, 0, 9], device)
+def operands(device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gate_up, masked_m, and which rows are valid."""
+    masked_m = int32([4, 0, 9], device)
     valid = torch.arange(9) < masked_m.cpu()[:, None]
-    before = outputs(x, masked_m)
-    x[~valid.to(device)] = float("nan")
-    after = outputs(x, masked_m)
-    for one, other in zip(before, after, strict=True):
-        assert torch.equal(bits(one)[valid], bits(other)[valid])
+    return random_bf16((3, 9, 400), device), masked_m, valid
+
+
+def test_padding_reaches_no_result(device) -> None:
+    x, masked_m, valid = operands(device)
+    check_padding_reaches_no_result(lambda x: outputs(x, masked_m), x, valid)
 
 
 def test_views_do_not_matter(device) -> None:
-    x, masked_m = random_bf16((3, 9, 400), device), int32([4, 0, 9], device)
-    valid = torch.arange(9) < masked_m.cpu()[:, None]
-    expected = outputs(x, masked_m)
-    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
-    for view in (strided(x), misaligned(x), turned):
-        found = outputs(view, masked_m)
-        for one, other in zip(found, expected, strict=True):
-            assert torch.equal(bits(one)[valid], bits(other)[valid])
+    x, masked_m, valid = operands(device)
+    check_views_do_not_matter(lambda x: outputs(x, masked_m), x, valid)
 
 
 def test_the_betas_have_no_default(device) -> None:

@@ -1,6 +1,13 @@
 import pytest
 import torch
-from helpers import BF16, bits, check_random, int32, misaligned, random_bf16, strided
+from helpers import (
+    BF16,
+    check_padding_reaches_no_result,
+    check_random,
+    check_views_do_not_matter,
+    int32,
+    random_bf16,
+)
 from hypothesis import given
 from hypothesis.strategies import data
 
@@ -20,31 +27,20 @@ def test_random(device, data) -> None:
     check_random(NAME, data.draw, device)
 
 
+def operands(device) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """gate_up, m_indices, and which rows are valid."""
+    m_indices = int32(M_INDICES, device)
+    return random_bf16((len(M_INDICES), 400), device), m_indices, (m_indices >= 0).cpu()
+
+
 def test_padding_reaches_no_result(device) -> None:
-    x, m_indices = (
-        random_bf16((12, 400), device),
-        int32([0] * 3 + [-1] + [2] * 6 + [-1] * 2, device),
-    )
-    valid = (m_indices >= 0).cpu()
-    before = outputs(x, m_indices)
-    x[~valid.to(device)] = float("nan")
-    after = outputs(x, m_indices)
-    for one, other in zip(before, after, strict=True):
-        assert torch.equal(bits(one)[valid], bits(other)[valid])
+    x, m_indices, valid = operands(device)
+    check_padding_reaches_no_result(lambda x: outputs(x, m_indices), x, valid)
 
 
 def test_views_do_not_matter(device) -> None:
-    x, m_indices = (
-        random_bf16((12, 400), device),
-        int32([0] * 3 + [-1] + [2] * 6 + [-1] * 2, device),
-    )
-    valid = (m_indices >= 0).cpu()
-    expected = outputs(x, m_indices)
-    turned = x.transpose(0, 1).contiguous().transpose(0, 1)
-    for view in (strided(x), misaligned(x), turned):
-        found = outputs(view, m_indices)
-        for one, other in zip(found, expected, strict=True):
-            assert torch.equal(bits(one)[valid], bits(other)[valid])
+    x, m_indices, valid = operands(device)
+    check_views_do_not_matter(lambda x: outputs(x, m_indices), x, valid)
 
 
 def test_the_betas_have_no_default(device) -> None:
