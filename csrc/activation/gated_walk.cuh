@@ -11,8 +11,9 @@ namespace dgmoe {
 
 constexpr int kGatedThreads = 256;  // most threads a block
 constexpr int kGatedExperts = 4;    // experts a thread counts at once
+constexpr int kGatedLook = 8;       // entries of m_indices a thread looks at at once; up to 32
 
-// Blocks of kGatedThreads that a multiprocessor holds at least.
+// Blocks of kGatedThreads that a multiprocessor holds at least: four leave 64 registers a thread.
 constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 4 : 2; }
 
 // A block is `rows` times `width` spans wide and takes as many rows at once; a row's columns take
@@ -80,54 +81,68 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
   }
 }
 
-// Every row of one batch, the valid ones by m_indices, whose entry is read one row ahead.
-template <typename Sink>
+// Every row of one batch, the valid ones by m_indices. Entries are read kGatedLook rows at a time, all
+// under way together: where few rows are valid, the walk is a walk over entries.
 class GatedContigWalk {
  public:
-  __device__ GatedContigWalk(const GatedPlan& in, const Sink& sink, const GatedPlace& place,
-                             uint32_t first, uint32_t step)
-      : in_(in), sink_(sink), place_(place), row_(first), step_(step), ahead_(look(first)) {}
+  __device__ GatedContigWalk(const GatedPlan& in, int64_t first, int64_t step)
+      : in_(in), first_(first), next_(first), step_(step), valid_(0) {}
 
   __device__ __forceinline__ bool next(GatedSpot& spot) {
-    while (row_ < in_.rows) {
-      const int32_t row = static_cast<int32_t>(row_);
-      const int32_t expert = ahead_;
-      row_ += step_;
-      ahead_ = look(row_);
-      if (expert >= 0) {
-        spot.batch = 0;
-        spot.row = row;
-        spot.expert = expert;
-        return true;
-      }
-      if constexpr (Sink::kPads) {
-        if (in_.in_tile(0, row)) sink_.pad(0, row, place_.index, place_.row_threads);
-      }
+    while (valid_ == 0) {
+      if (next_ >= in_.rows) return false;
+      first_ = next_;
+      look();
     }
-    return false;
+    const int i = __ffs(valid_) - 1;
+    valid_ &= valid_ - 1;
+    const int64_t row = first_ + i * step_;
+    spot.batch = 0;
+    spot.row = static_cast<int32_t>(row);
+    spot.expert = in_.m_indices == nullptr ? 0 : in_.m_indices[row];  // only a bias asks for it
+    return true;
   }
 
  private:
-  __device__ __forceinline__ int32_t look(uint32_t row) const {
-    return in_.m_indices == nullptr || row >= in_.rows ? 0 : in_.m_indices[row];
+  __device__ __forceinline__ void look() {
+#pragma unroll
+    for (int i = 0; i < kGatedLook; ++i, next_ += step_) {
+      const bool valid =
+          next_ < in_.rows && (in_.m_indices == nullptr || in_.m_indices[next_] >= 0);
+      valid_ |= static_cast<uint32_t>(valid) << i;
+    }
   }
 
   const GatedPlan& in_;
-  const Sink& sink_;
-  const GatedPlace& place_;
-  uint32_t row_, step_;  // rows and steps are below 2^31, so the sum does not wrap
-  int32_t ahead_;
+  int64_t first_, next_;  // row of bit 0 of valid_, and the first row not looked at
+  int64_t step_;
+  uint32_t valid_;
 };
+
+// Padding within tiles of valid rows, a lane a row, since a column of scales stands row by row.
+template <typename Sink>
+__device__ __forceinline__ void pad_contig(const GatedPlan& in, const Sink& sink) {
+  if (in.m_indices == nullptr) return;
+  for (int64_t first = int64_t{blockIdx.x} * 32; first < in.rows;
+       first += int64_t{gridDim.x} * 32) {
+    const int64_t row = first + threadIdx.x % 32;
+    if (row < in.rows && in.m_indices[row] < 0 && in.in_tile(0, row)) {
+      sink.pad(0, row, threadIdx.x / 32, blockDim.x / 32);
+    }
+  }
+}
 
 template <typename Activation, GatedCase kCase, typename Sink>
 __global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
     gated_contig_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
                         const __grid_constant__ Sink sink) {
   const GatedPlace place(tiling);
-  if (place.row >= tiling.rows) return;
-  GatedContigWalk<Sink> walk(in, sink, place, blockIdx.x * tiling.rows + place.row,
-                             gridDim.x * tiling.rows);
-  gated_walk<Activation, kCase>(in, sink, place, walk);
+  if (place.row < tiling.rows) {
+    GatedContigWalk walk(in, int64_t{blockIdx.x} * tiling.rows + place.row,
+                         int64_t{gridDim.x} * tiling.rows);
+    gated_walk<Activation, kCase>(in, sink, place, walk);
+  }
+  if constexpr (Sink::kPads) pad_contig(in, sink);
 }
 
 __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t batch) {
