@@ -63,6 +63,14 @@ __device__ __forceinline__ float fold_lanes(float x) {
   return x;
 }
 
+// 1 / x for 1 <= x < 2^126, rounded to nearest, without the branch that other operands need: the
+// same steps that the compiler takes for these.
+__device__ __forceinline__ float normal_reciprocal(float x) {
+  float guess;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(x));
+  return fused_multiply_add(guess, -fused_multiply_add(guess, x, -1.0f), guess);
+}
+
 // By one whole warp.
 template <typename T>
 __device__ RowStats softmax_stats(const LogitRow<T>& row, int64_t experts, int lane) {
@@ -82,6 +90,7 @@ __device__ RowStats softmax_stats(const LogitRow<T>& row, int64_t experts, int l
 
 __device__ __forceinline__ void pad_row(const GatePlan& plan, int64_t token, int lane) {
   const int64_t width = plan.width();
+#pragma unroll 1  // here and below: mostly one turn, and code that is not there need not be fetched
   for (int64_t j = lane; j < width; j += kLanes) {
     plan.weights[token * width + j] = 0.0f;
     plan.ids[token * width + j] = -1;
@@ -98,6 +107,7 @@ __device__ void finish_scored(const GatePlan& plan, int64_t token, const Row& ro
   int32_t* ids = plan.ids + token * width;
   float score = 0.0f;  // of the slot lane, or of this lane's only slot
   float sum = 0.0f;
+#pragma unroll 1
   for (int64_t j = lane; j < plan.top_k; j += kLanes) {
     const int32_t expert = chosen(j);
     score = expert < 0 ? 0.0f : score_in(row[expert]);
@@ -105,6 +115,7 @@ __device__ void finish_scored(const GatePlan& plan, int64_t token, const Row& ro
     sum += score;
   }
   sum = fold_lanes(sum);
+#pragma unroll 1
   for (int64_t j = lane; j < width; j += kLanes) {
     const bool routed = j < plan.top_k;
     const int64_t expert = routed ? chosen(j) : plan.experts + j - plan.top_k;

@@ -50,9 +50,11 @@ DGMOE_HD int64_t real_tokens(const GatePlan& plan) {
 // Maps floats to integers of the same order: NaN of any sign above +inf, -0 like +0. Never 0.
 DGMOE_HD uint32_t ordered_key(float x) {
   const uint32_t bits = float_bits(x);
-  if ((bits & 0x7fffffffu) > kInfBits) return 0xffffffffu;
-  if ((bits & 0x7fffffffu) == 0) return 0x80000000u;
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  // Selects, no returns: many keys are made side by side.
+  const uint32_t flip = bits > 0x80000000u ? 0xffffffffu : 0x80000000u;
+  const uint32_t key = magnitude == 0 ? 0x80000000u : bits ^ flip;
+  return magnitude > kInfBits ? 0xffffffffu : key;
 }
 
 DGMOE_HD float key_value(uint32_t key) {
@@ -91,6 +93,9 @@ DGMOE_HD int32_t physical_expert(const GatePlan& plan, int64_t token, int64_t ex
   if (plan.expert_map == nullptr) return static_cast<int32_t>(expert);
   const int32_t* row = plan.expert_map + expert * plan.map_row_stride;
   int64_t replicas = 0;
+#if defined(__CUDA_ARCH__)
+#pragma unroll 1
+#endif
   while (replicas < plan.replicas && row[replicas * plan.map_column_stride] >= 0) ++replicas;
   return replicas == 0 ? -1 : row[token % replicas * plan.map_column_stride];
 }

@@ -16,6 +16,7 @@ __device__ uint32_t group_key(const TopkGatePlan& plan, int64_t group, int lane,
                               const Member& member) {
   uint32_t first = 0;
   uint32_t second = 0;
+#pragma unroll 1
   for (int64_t i = lane; i < plan.group_size; i += kLanes) {
     const uint32_t key = member(group * plan.group_size + i);
     const uint32_t lower = key < first ? key : first;
@@ -81,36 +82,41 @@ __device__ __forceinline__ void find_group_keys(const TopkGatePlan& plan, int la
                                                 const WarpRoom& room) {
   const int num_groups = static_cast<int>(plan.num_groups);
   const int group_size = static_cast<int>(plan.group_size);
-  if (num_groups > kLanes || kLanes % num_groups != 0) {
+  if (num_groups > kLanes || (num_groups & (num_groups - 1)) != 0) {
+#pragma unroll 1
     for (int g = 0; g < num_groups; ++g) {
       const uint32_t best = group_key(plan, g, lane, [&](int64_t e) { return room.members[e]; });
       if (lane == 0) room.groups[g] = best;
     }
     return;
   }
-  const int share = kLanes / num_groups;  // lanes a group
-  const int g = lane / share;
+  const int shift = __ffs(kLanes) - __ffs(num_groups);  // divisions would take longer than the rest
+  const int share = 1 << shift;                         // lanes a group
+  const int g = lane >> shift;
+  // Groups begin at different columns, or else those of 32 experts would all ask the same banks.
+  const int skew = group_size >= kLanes ? g * share : 0;
   BestTwo best;
 #pragma unroll 4
-  for (int i = lane % share; i < group_size; i += share) {
-    best.add(room.members[g * group_size + i], 0);
+  for (int i = lane & (share - 1); i < group_size; i += share) {
+    const int column = i + skew < group_size ? i + skew : i + skew - group_size;
+    best.add(room.members[g * group_size + column], 0);
   }
   for (int step = 1; step < share; step *= 2) {
     best.add(__shfl_xor_sync(kWholeWarp, best.first, step),
              __shfl_xor_sync(kWholeWarp, best.second, step));
   }
-  if (lane % share == 0) room.groups[g] = plan.group_key(best.first, best.second);
+  if ((lane & (share - 1)) == 0) room.groups[g] = plan.group_key(best.first, best.second);
 }
 
-// Takes the experts of dropped groups out of the choice.
+constexpr int kQuotientShift = 20;  // enough for quotients of numbers below 512
+
+// Takes the experts of dropped groups out of the choice; an expert times `reciprocal`, shifted, is
+// its group.
 template <int kSlots>
-__device__ __forceinline__ void drop_groups(const TopkGatePlan& plan, int lane,
+__device__ __forceinline__ void drop_groups(const TopkGatePlan& plan, int reciprocal, int lane,
                                             const WarpRoom& room, uint32_t (&key)[kSlots]) {
-  constexpr int kShift = 20;  // enough for quotients of numbers below 512
   const int experts = static_cast<int>(plan.gate.experts);
   const int num_groups = static_cast<int>(plan.num_groups);
-  const int group_size = static_cast<int>(plan.group_size);
-  const int reciprocal = ((1 << kShift) + group_size - 1) / group_size;
   __syncwarp();
   find_group_keys(plan, lane, room);
   __syncwarp();
@@ -128,7 +134,31 @@ __device__ __forceinline__ void drop_groups(const TopkGatePlan& plan, int lane,
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) {
     const int e = i * kLanes + lane;
-    if (e < experts && room.members[(e * reciprocal) >> kShift] == 0) key[i] = 0;
+    if (e < experts && room.members[(e * reciprocal) >> kQuotientShift] == 0) key[i] = 0;
+  }
+}
+
+// score_of for all slots of a lane. A division brings a branch for rare operands, behind which the
+// next slot's waits; sigmoid's are known to be 1 or more, so that one branch serves all slots.
+template <Scoring kScoring, int kSlots>
+__device__ __forceinline__ void score_slots(const float (&x)[kSlots], const RowStats& stats,
+                                            float (&score)[kSlots]) {
+  if constexpr (kScoring == Scoring::kSigmoid) {
+    float divisor[kSlots];
+    bool rare = false;  // the quotient might be subnormal, zero or NaN
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) {
+      divisor[i] = 1.0f + exp_f32(-x[i]);
+      rare |= !(divisor[i] < 0x1p126f);
+      score[i] = normal_reciprocal(divisor[i]);
+    }
+    if (rare) {
+#pragma unroll
+      for (int i = 0; i < kSlots; ++i) score[i] = 1.0f / divisor[i];
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) score[i] = score_of(kScoring, x[i], stats);
   }
 }
 
@@ -159,7 +189,8 @@ __device__ __forceinline__ void best_slot(const uint32_t (&key)[kSlots], uint32_
 // A token a warp, its keys in registers: lane l holds experts l, l + 32, ... The scoring is a
 // template argument: code that a launch does not need would cost more than its arithmetic.
 template <int kSlots, Scoring kScoring>
-__global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePlan plan) {
+__global__ void __launch_bounds__(kWarpThreads)
+    topk_gate_warp_kernel(TopkGatePlan plan, int group_reciprocal) {
   extern __shared__ uint32_t rooms[];
   const GatePlan& gate = plan.gate;
   const int experts = static_cast<int>(gate.experts);
@@ -203,11 +234,12 @@ __global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePl
   const bool biased = plan.bias != nullptr;
   const bool sums_scores = grouped && plan.top_two;
   if (biased || sums_scores) {
+    float score[kSlots];
+    score_slots<kScoring>(x, stats, score);
 #pragma unroll
     for (int i = 0; i < kSlots; ++i) {
       const int e = i * kLanes + lane;
-      const float score = score_of(kScoring, x[i], stats);
-      const uint32_t scored = ordered_key(biased ? score + bias[i] : score);
+      const uint32_t scored = ordered_key(biased ? score[i] + bias[i] : score[i]);
       if (e < experts && grouped) room.members[e] = scored;
       if (e < experts && biased) key[i] = scored;
     }
@@ -218,7 +250,7 @@ __global__ void __launch_bounds__(kWarpThreads) topk_gate_warp_kernel(TopkGatePl
     }
   }
   if (grouped) {
-    drop_groups(plan, lane, room, key);
+    drop_groups(plan, group_reciprocal, lane, room, key);
   }
   uint32_t chosen = 0;  // the expert of slot `lane`
   for (int j = 0; j < gate.top_k; ++j) {
@@ -331,7 +363,8 @@ void launch_warps(const CudaScope& scope, const TopkGatePlan& plan) {
   const auto kernel = gate.experts <= 128   ? topk_gate_warp_kernel<4, kScoring>
                       : gate.experts <= 256 ? topk_gate_warp_kernel<8, kScoring>
                                             : topk_gate_warp_kernel<16, kScoring>;
-  DGMOE_LAUNCH(kernel, grid, kWarpThreads, shared, scope, plan);
+  const int reciprocal = static_cast<int>(ceil_div(1 << kQuotientShift, plan.group_size));
+  DGMOE_LAUNCH(kernel, grid, kWarpThreads, shared, scope, plan, reciprocal);
 }
 
 void launch_warps(const CudaScope& scope, const TopkGatePlan& plan) {
