@@ -106,7 +106,7 @@ def named(layout: str, w13, s13, w2, s2, bias=None, prefix: str = PREFIX) -> dic
                 found[f"{at}.{stem}{scale_end}"] = scale
             if bias is not None:
                 found[f"{at}.{stem}_bias"] = interleaved(bias[0]) if both else bias[1]
-        return {name: tensor.contiguous() for name, tensor in found.items()}
+        return found
     for e in range(w13.shape[0]):
         weights = (*w13[e].chunk(2), w2[e])
         scales = (None,) * 3 if s13 is None else (*s13[e].chunk(2), s2[e])
@@ -122,6 +122,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], shards: int = 1) -> Pa
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     if shards == 1:
         save_file(tensors, folder / "model.safetensors")
         return folder / "model.safetensors"
