@@ -8,7 +8,7 @@ from . import checkpoints, layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
 from .block import moe_block, router_logits
 from .checkpoints import load_moe_layer
-from .export import export_weights
+from .export import export_biases, export_weights
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
 from .recipes import infer_recipe, scale_recipes
@@ -24,6 +24,7 @@ __all__ = [
     "checkpoints",
     "contiguous_alignment",
     "down_gemm_overlap",
+    "export_biases",
     "export_weights",
     "fused_moe",
     "fused_moe_inline",

@@ -78,7 +78,7 @@ def interleaved(rows: torch.Tensor, dim: int = 1, chunk: int = 1) -> torch.Tenso
     half = rows.shape[dim] // 2
     gate, up = torch.arange(half), torch.arange(half, 2 * half)
     order = torch.stack((gate.view(-1, chunk), up.view(-1, chunk)), 1).flatten()
-    return rows.index_select(dim, order)
+    return rows.index_select(dim, order.to(rows.device))
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ import torch
 from checkpoint_files import interleaved, layer
 from helpers import same_bits
 
-from dgmoe_ops import fused_moe, moe_block, prepare_weights
+from dgmoe_ops import export_biases, fused_moe, moe_block, prepare_weights
 from dgmoe_ops.testing.layer import relative_error
 
 RECIPES = {"bf16": ("bf16", "fp8_block", "mxfp4"), "mxfp4": ("mxfp4", "fp8_block")}
@@ -43,6 +43,9 @@ def test_every_form_comes_out_in_halves(form, recipe, chunk, target) -> None:
     assert torch.equal(found.w13_bias[:, rows : rows + 72], bias[0][:, 72:])
     assert not found.w13_bias[:, 72:rows].any() and not found.w13_bias[:, rows + 72 :].any()
     assert torch.equal(found.w2_bias, bias[1]) and found.w2_bias.dtype == torch.bfloat16
+    for one, other in zip(export_biases(found), bias, strict=True):
+        assert torch.equal(one, other)
+    assert export_biases(prepare_weights(w13, s13, w2, s2, recipe, target)) == (None, None)
 
 
 def test_halves_that_need_no_padding_are_copied_in_order() -> None:
