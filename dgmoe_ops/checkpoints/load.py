@@ -12,7 +12,7 @@ from ..platforms import arch_name, platform_of
 from ..prepare import MoEWeights, check_recipe, prepare_sources
 from ..recipes import FP8_BLOCK, RECIPE_OF, Recipe
 from .experts import Cut, Experts
-from .names import below, choose, fail
+from .names import ROUTED, below, choose, fail
 from .shapes import Layer, check_complete, describe
 from .source import Files
 
@@ -59,6 +59,7 @@ def load_moe_layer(
     path: str | os.PathLike[str],
     prefix: str,
     *,
+    group: str = ROUTED,
     layout: str | None = None,
     recipe: str | None = None,
     target: str | None = None,
@@ -69,15 +70,17 @@ def load_moe_layer(
     search: bool = False,
     progress: bool = True,
 ) -> MoEWeights:
-    """Read the routed experts of one layer from a safetensors checkpoint, prepared for a target.
+    """Read the experts of one layer from a safetensors checkpoint, prepared for a target.
 
     Files are mapped into memory and experts are converted one at a time: beyond the result it takes
     the memory of one expert. A rank reads only its part.
 
     Args:
         path: a file, an index (`*.safetensors.index.json`), or a folder with either.
-        prefix: what stands before `.experts.` in the names of the layer:
+        prefix: what stands before `.experts.` in the names of the layer, as in
             "model.layers.3.mlp", "layers.3.ffn", "model.layers.3.block_sparse_moe".
+        group: "experts", or the name of shared experts, which are a layer of one expert:
+            "shared_experts" (DeepSeek), "shared_expert" (Qwen2-MoE).
         layout: a name of `dgmoe_ops.checkpoints.LAYOUTS`. Default: told from the names.
         recipe: as in `prepare_weights`. Default: the one that takes the checkpoint as it is, or
             fp8_block where the target lacks that one and the conversion is there.
@@ -105,7 +108,7 @@ def load_moe_layer(
         fail("tp_rank", f"be at least 0 and below tp_size, {tp_size}", tp_rank)
     prefix = prefix.rstrip(".")
     with Files(path) as files:
-        found, counted = choose(prefix, below(prefix, files.names), layout)
+        found, counted = choose(prefix, group, below(prefix, group, files.names), layout)
         start = f"{prefix}." if prefix else ""
         if not found.fused:
             experts = experts or (0, counted)
@@ -119,7 +122,7 @@ def load_moe_layer(
         chosen = _recipe(recipe, target, layer.w13.form)
         w13 = Experts(files, start, found.w13, layer.w13, cut, device, layer.weight)
         w2 = Experts(files, start, (found.w2,), layer.w2, cut, device, layer.weight)
-        text = f"loading experts of {prefix} as {chosen.name}"
+        text = f"loading {start}{group} as {chosen.name}"
         with _progress.steps(2 * w13.experts, text, progress) as advance:
             return prepare_sources(
                 w13,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from .._checkpoint import Form
 
 _SHOWN = 6  # names that an error lists before it counts the rest
 _NUMBER = re.compile(r"^experts\.(\d+)\.")
-_EXPERT = "experts.{}."  # stands for every expert's number
+_EXPERTS = "experts.{}"  # stands for every expert's number
+ROUTED = "experts"  #: the group of the routed experts
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,12 @@ class Layout:
     @property
     def fused(self) -> bool:
         """Whether a tensor holds all experts."""
-        return "{}" not in self.w2
+        return self.w2 == _FUSED[1]
+
+    def of_group(self, group: str) -> Layout:
+        """The same names for one expert in a group without numbers."""
+        w13 = tuple(stem.replace(_EXPERTS, group) for stem in self.w13)
+        return replace(self, w13=w13, w2=self.w2.replace(_EXPERTS, group))
 
     @property
     def required(self) -> frozenset[str]:
@@ -139,64 +145,62 @@ def _patterns(names: Iterable[str]) -> tuple[set[str], int]:
     for name in names:
         number = _NUMBER.match(name)
         experts = max(experts, int(number[1]) + 1) if number else experts
-        patterns.add(_NUMBER.sub(_EXPERT, name))
+        patterns.add(_NUMBER.sub(_EXPERTS + ".", name))
     return patterns, experts
 
 
-def _prefixes(names: Iterable[str]) -> Iterator[str]:
-    for name in names:
-        before, found, _ = name.partition(".experts.")
-        if found:
-            yield before
-
-
-def below(prefix: str, names: Iterable[str]) -> list[str]:
-    """The names of experts below a prefix, without it."""
+def below(prefix: str, group: str, names: Iterable[str]) -> list[str]:
+    """The names of a group of experts below a prefix, without the prefix."""
     names = list(names)
-    start = f"{prefix}.experts." if prefix else "experts."
-    found = [name[len(start) - len("experts.") :] for name in names if name.startswith(start)]
+    before = f"{prefix}." if prefix else ""
+    found = [name[len(before) :] for name in names if name.startswith(f"{before}{group}.")]
     if not found:
-        have = shortened(set(_prefixes(names)))
-        got = f"{prefix!r}; tensors of experts are below {have}" if have else f"{prefix!r}"
-        fail("prefix", f"have tensors named {start}...", got)
+        parts = (name.partition(f".{group}.") for name in names)
+        have = shortened({start for start, middle, _ in parts if middle})
+        got = f"{prefix!r}" + (f"; such tensors are below {have}" if have else "")
+        fail("prefix", f"have tensors named {before}{group}...", got)
     return found
 
 
-def _unknown(patterns: set[str]) -> NoReturn:
+def _unknown(patterns: set[str], layouts: dict[str, Layout]) -> NoReturn:
     known = "; ".join(
         f"{layout.name} ({layout.models}): {', '.join(sorted(layout.required))}"
-        for layout in LAYOUTS.values()
+        for layout in layouts.values()
     )
-    near = max(LAYOUTS.values(), key=lambda one: (len(one.required & patterns), -len(one.required)))
+    near = max(layouts.values(), key=lambda one: (len(one.required & patterns), -len(one.required)))
     lacks = near.required - patterns
     hint = f" ({near.name} lacks {shortened(lacks)})" if near.required & patterns else ""
     fail("the tensors", f"fit a layout, one of {known}", shortened(patterns) + hint)
 
 
-def choose(prefix: str, names: list[str], layout: str | None) -> tuple[Layout, int]:
-    """The layout of the names below a prefix, and the number of experts that they count.
+def choose(prefix: str, group: str, names: list[str], layout: str | None) -> tuple[Layout, int]:
+    """The layout of the names of a group, and the number of experts that they count.
 
-    `layout` names it instead of telling it. A per-expert layout counts to the greatest number; one
-    that holds all experts in a tensor counts 0.
+    `layout` names it instead of telling it. Experts with tensors of their own count to the greatest
+    number; a tensor that holds all experts counts 0, a group that is one expert 1.
     """
     patterns, experts = _patterns(names)
+    layouts = LAYOUTS
+    if group != ROUTED:
+        experts = 1
+        layouts = {name: one.of_group(group) for name, one in LAYOUTS.items() if not one.fused}
     if layout is not None:
-        if layout not in LAYOUTS:
-            fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
-        chosen = LAYOUTS[layout]
+        if layout not in layouts:
+            fail("layout", f"be one of {', '.join(layouts)}", repr(layout))
+        chosen = layouts[layout]
         lacks = chosen.required - patterns
         if lacks:
             must = f"have {shortened(lacks)} below {prefix}"
             fail(f"layout {layout}", must, shortened(patterns))
     else:
         # A layout with scales has the names of the one without them, and more.
-        fits = [one for one in LAYOUTS.values() if one.required <= patterns]
+        fits = [one for one in layouts.values() if one.required <= patterns]
         if not fits:
-            _unknown(patterns)
+            _unknown(patterns, layouts)
         chosen = max(fits, key=lambda one: len(one.required))
     extra = patterns - chosen.known
     if extra:
-        named = [name for name in names if _NUMBER.sub(_EXPERT, name) in extra]
-        where = f"the tensors below {prefix}.experts" if prefix else "the tensors below experts"
+        named = [name for name in names if _NUMBER.sub(_EXPERTS + ".", name) in extra]
+        where = f"the tensors below {f'{prefix}.' if prefix else ''}{group}"
         fail(where, f"be those of layout {chosen.name}", f"besides {shortened(named)}")
     return chosen, experts

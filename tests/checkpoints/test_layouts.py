@@ -13,7 +13,7 @@ from checkpoint_files import ENDS, PREFIX, layer, named, write
 from helpers import E8M0, same_bits
 
 import dgmoe_ops
-from dgmoe_ops import export_weights, load_moe_layer, prepare_weights
+from dgmoe_ops import export_weights, load_moe_layer, prepare_weights, recipes
 from dgmoe_ops.checkpoints import LAYOUTS
 
 pytest.importorskip("safetensors")
@@ -96,6 +96,27 @@ def test_bits(tmp_path, device, layout, form, recipe, sizes) -> None:
                 assert one is other or same_bits(one.cpu(), other)
 
 
+@pytest.mark.parametrize(
+    ("layout", "form"),
+    [("qwen3_moe", "bf16"), ("deepseek_v3", "fp8_block"), ("deepseek_v4", "fp8_block")],
+)
+def test_shared_experts_beside_routed_ones(tmp_path, layout, form) -> None:
+    given, shared = layer("mxfp4", 2, 128, 64), layer(form, 1, 128, 256)
+    tensors = named("deepseek_v4", *given)
+    for name, tensor in named(layout, *shared).items():
+        tensors[name.replace("experts.0.", "shared_experts.")] = tensor
+    path = write(tmp_path, tensors)
+    recipe = "bf16" if form == "bf16" else "fp8_block"
+    assert same_weights(load_moe_layer(path, PREFIX), prepare_weights(*given, "mxfp4"))
+    found = load_moe_layer(path, PREFIX, group="shared_experts")
+    assert same_weights(found, prepare_weights(*shared, recipe))
+    part = load_moe_layer(path, PREFIX, group="shared_experts", tp_rank=1, tp_size=2)
+    assert same_bits(part.w2, found.w2[:, :, 128:].contiguous())
+    with pytest.raises(ValueError, match=r"shared_experts must be those of layout .*, got besides"):
+        tensors[f"{PREFIX}.shared_experts.bias"] = torch.zeros(1)
+        load_moe_layer(write(tmp_path, tensors), PREFIX, group="shared_experts")
+
+
 @pytest.mark.parametrize("kind", ["float", "e8m0", "bfloat16"])
 def test_dtypes_of_scales(tmp_path, kind) -> None:
     """Qwen3's FP8 has bfloat16 scales, DeepSeek-V4's MXFP4 exponents as a dtype."""
@@ -122,6 +143,13 @@ def test_scales_a_tensor_of_any_rank_and_input_scales(tmp_path, shape) -> None:
         tensors[name.replace("weight_scale", "input_scale")] = torch.tensor(0.5)
     path = write(tmp_path, tensors)
     assert same_weights(load_moe_layer(path, PREFIX), prepare_weights(*given))
+
+
+@pytest.mark.parametrize("target", ["cpu", "sm90", "sm100", "sm120"])
+def test_the_default_recipe_follows_the_target(tmp_path, target) -> None:
+    path = write(tmp_path, named("gpt_oss", *layer("mxfp4", 1, 64, 32), biases(1, 64, 32)))
+    wanted = "mxfp4" if target in recipes.MXFP4.targets else "fp8_block"
+    assert load_moe_layer(path, PREFIX, target=target).recipe == wanted
 
 
 def test_shards_folders_and_prefixes(tmp_path) -> None:

@@ -101,9 +101,8 @@ def test_deepseek_v3(tmp_path, device, fp8) -> None:
         folder = write(tmp_path / "fp8", tensors, 3)
     weights = load_moe_layer(folder, PREFIX, device=device)
     assert weights.recipe == ("fp8_block" if fp8 else "bf16")
-    x, beside = normal(TOKENS, HIDDEN, seed=3), block.shared_experts
-    s13 = torch.cat((beside.gate_proj.weight, beside.up_proj.weight))[None].to(device)
-    s2 = beside.down_proj.weight[None].to(device)
+    x = normal(TOKENS, HIDDEN, seed=3)
+    shared = load_moe_layer(tmp_path / "saved", PREFIX, group="shared_experts", device=device)
     got = moe_block(
         x.to(device),
         block.gate.weight.to(device),
@@ -114,7 +113,7 @@ def test_deepseek_v3(tmp_path, device, fp8) -> None:
         num_groups=4,
         topk_groups=2,
         routed_scaling_factor=2.5,
-        shared=dgmoe_ops.prepare_weights(s13, None, s2, None, "bf16", weights.target),
+        shared=shared,
     )
     assert relative_error(got.cpu(), output_of(block, x)) < (FP8 if fp8 else BF16)
 

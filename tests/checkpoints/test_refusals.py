@@ -164,11 +164,13 @@ def test_prefixes(tmp_path) -> None:
     path = spoiled(tmp_path, "fused", "bf16", {})
     refused(
         path,
-        "prefix must have tensors named model.layers.4.mlp.experts....",
-        "got 'model.layers.4.mlp'; tensors of experts are below model.layers.3.mlp",
+        "prefix must have tensors named model.layers.4.mlp.experts...",
+        "got 'model.layers.4.mlp'; such tensors are below model.layers.3.mlp",
         prefix="model.layers.4.mlp",
     )
     refused(path, "are below model.layers.3.mlp", prefix=AT)
+    says = "prefix must have tensors named model.layers.3.mlp.shared_experts..."
+    refused(path, says, "got 'model.layers.3.mlp'", group="shared_experts")
 
 
 @pytest.mark.parametrize("layout", ["fused", "qwen3_moe"])
