@@ -15,6 +15,7 @@ from helpers import E8M0, same_bits
 import dgmoe_ops
 from dgmoe_ops import export_weights, load_moe_layer, prepare_weights, recipes
 from dgmoe_ops.checkpoints import LAYOUTS
+from dgmoe_ops.checkpoints.source import Files
 
 pytest.importorskip("safetensors")
 
@@ -130,8 +131,10 @@ def test_dtypes_of_scales(tmp_path, kind) -> None:
     given = w13, change(s13), w2, change(s2)
     path = write(tmp_path, named("deepseek_v3" if block else "deepseek_v4", *given))
     wide = [s.float() if block else s for s in given[1::2]]
-    wanted = prepare_weights(w13, wide[0], w2, wide[1], "fp8_block" if block else "mxfp4")
-    assert same_weights(load_moe_layer(path, PREFIX), wanted)
+    for target in ("cpu", "sm100"):
+        recipe = "fp8_block" if block else "mxfp4"
+        wanted = prepare_weights(w13, wide[0], w2, wide[1], recipe, target)
+        assert same_weights(load_moe_layer(path, PREFIX, target=target), wanted)
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
@@ -188,6 +191,9 @@ def test_a_file_off_alignment(tmp_path) -> None:
     text = json.dumps(header).encode()
     path = tmp_path / "odd.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    with Files(path) as files:
+        assert all(files.read(name).data_ptr() % 2 == 0 for name in tensors)
+        assert all(files.read(name, slice(1, 2)).data_ptr() % 2 == 0 for name in tensors)
     assert same_weights(load_moe_layer(path, PREFIX), prepare_weights(*given, "bf16"))
     found = load_moe_layer(path, PREFIX, recipe="fp8_block")
     assert same_weights(found, prepare_weights(*given, "fp8_block"))
