@@ -202,5 +202,5 @@ def choose(prefix: str, group: str, names: list[str], layout: str | None) -> tup
     if extra:
         named = [name for name in names if _NUMBER.sub(_EXPERTS + ".", name) in extra]
         where = f"the tensors below {f'{prefix}.' if prefix else ''}{group}"
-        fail(where, f"be those of layout {chosen.name}", f"besides {shortened(named)}")
+        fail(where, f"be those of layout {chosen.name}", f"{shortened(named)} too")
     return chosen, experts

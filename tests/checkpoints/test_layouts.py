@@ -113,7 +113,9 @@ def test_shared_experts_beside_routed_ones(tmp_path, layout, form) -> None:
     assert same_weights(found, prepare_weights(*shared, recipe))
     part = load_moe_layer(path, PREFIX, group="shared_experts", tp_rank=1, tp_size=2)
     assert same_bits(part.w2, found.w2[:, :, 128:].contiguous())
-    with pytest.raises(ValueError, match=r"shared_experts must be those of layout .*, got besides"):
+    with pytest.raises(
+        ValueError, match=r"shared_experts must be those of .*, got shared_experts.bias too"
+    ):
         tensors[f"{PREFIX}.shared_experts.bias"] = torch.zeros(1)
         load_moe_layer(write(tmp_path, tensors), PREFIX, group="shared_experts")
 

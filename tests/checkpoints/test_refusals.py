@@ -137,7 +137,7 @@ def spoiled(tmp_path, layout: str, form: str, changes: dict, sizes=(2, 256, 128)
         (
             "deepseek_v3", "fp8_block", {"1.gate_proj.zero_point": torch.ones(1)},
             ("the tensors below model.layers.3.mlp.experts must be those of layout deepseek_v3",
-             "got besides experts.1.gate_proj.zero_point"),
+             "got experts.1.gate_proj.zero_point too"),
         ),
         (  # NVFP4 has a second scale
             "weight_packed", "mxfp4", {"0.up_proj.weight_scale_2": torch.ones(1)},
