@@ -176,6 +176,9 @@ def test_gpt_oss_in_mxfp4(tmp_path, device, inter) -> None:
         wide = wide.repeat_interleave(128, 2)[..., :columns]
         assert torch.equal(values.float() * wide, wanted.float())
     assert gpt_oss_error(block, weights, device) < FP8
+    if "mxfp4" in dgmoe_ops.recipes.RECIPES:
+        native = load_moe_layer(tmp_path, PREFIX, recipe="mxfp4", device=device)
+        assert gpt_oss_error(block, native, device) < FP8
     exact = load_moe_layer(tmp_path, PREFIX, target="sm100", device=device)
     assert exact.recipe == "mxfp4" and torch.equal(
         export_weights(exact)[1].cpu().view(E8M0).float(),
