@@ -72,7 +72,9 @@ class BuildLibraries(BuildExtension):
         # Without CUDA in PyTorch its helper writes no dependency files for .cu: objects that a
         # changed header made stale are dropped here. A room includes itself and common.
         for built in Path(self.build_temp).glob("**/*.o"):
-            used = [h for h in map(Path, headers()) if h.parent.name in (built.parent.name, "common")]
+            used = [
+                h for h in map(Path, headers()) if h.parent.name in (built.parent.name, "common")
+            ]
             if built.stat().st_mtime < max((ROOT / header).stat().st_mtime for header in used):
                 built.unlink()
         try:
