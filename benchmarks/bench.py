@@ -13,6 +13,7 @@ from rich.console import Console
 import dgmoe_ops  # noqa: F401  (registers the ops)
 from benchmarks import bench_host, bench_layer, bench_ops, shapes, timing
 from benchmarks.report import RESULTS, Report, environment
+from dgmoe_ops.recipes import RECIPES
 
 
 class Budget:
@@ -153,8 +154,8 @@ def ops(
     "--recipes",
     default="fp8_block",
     show_default=True,
-    callback=_names(("fp8_block", "bf16")),
-    help="comma-separated, of fp8_block, bf16",
+    callback=_names(tuple(RECIPES)),
+    help=f"comma-separated, of {', '.join(RECIPES)}",
 )
 @click.option("--stages/--no-stages", default=True, help="also time the layer stage by stage")
 @click.option("--peers/--no-peers", default=True, help="also run the peers that are importable")

@@ -12,9 +12,8 @@ from benchmarks.cases import MEMORY_LIMIT
 from benchmarks.inputs import (
     LayerInputs,
     LayerWeights,
-    bf16_weights,
-    fp8_weights,
     layer_inputs,
+    weights_of,
 )
 from benchmarks.layers import (
     STAGES,
@@ -35,7 +34,7 @@ COLUMNS = (
     *("eager us", "error", "note"),
 )
 #: Largest relative error against the float64 reference, and between two implementations.
-TOLERANCE = {"fp8_block": 4e-2, "bf16": 1e-2}
+TOLERANCE = {"fp8_block": 4e-2, "bf16": 1e-2, "mxfp8": 4e-2, "mxfp4": 4e-2}
 _FOOTNOTES = (
     "total: microseconds of one call under a CUDA graph, median of 7 replays of a graph whose"
     " calls work on different inputs. Stages: differences of the same measurement for growing"
@@ -72,7 +71,7 @@ def slab_bytes(shape: Shape, tokens: int, recipe: str) -> int:
     """Compute the most bytes that the masked layout holds at a time: a stage's input and its
     output.
     """
-    size = 1 if recipe == "fp8_block" else 2
+    size = 2 if recipe == "bf16" else 1
     hidden, inter = shape.hidden, shape.intermediate
     per_row = max(
         hidden * size + 4 * inter,
@@ -281,8 +280,7 @@ def run(
             if budget.spent():
                 report.note(f"out of time before {shape.name} {recipe}")
                 continue
-            draw = fp8_weights if recipe == "fp8_block" else bf16_weights
-            weights = draw(shape, device)
+            weights = weights_of(recipe, shape, device)
             for count in tokens:
                 state.cell(shape, count, weights, rates)
             del weights

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.shapes import Shape
+from dgmoe_ops import prepare_weights
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,24 @@ def bf16_weights(shape: Shape, device: torch.device, seed: int = 0) -> LayerWeig
     w13 = bf16_weight(shape.experts, 2 * shape.intermediate, shape.hidden, device, seed)
     w2 = bf16_weight(shape.experts, shape.hidden, shape.intermediate, device, seed + 1)
     return LayerWeights("bf16", w13, None, w2, None)
+
+
+def mx_weights(recipe: str, shape: Shape, device: torch.device, seed: int = 0) -> LayerWeights:
+    """Draw the weights of a layer in bfloat16 and prepare them for an MX recipe, an expert at a
+    time.
+    """
+    plain = bf16_weights(shape, device, seed)
+    prepared = prepare_weights(plain.w13, None, plain.w2, None, recipe, "sm90", progress=False)
+    return LayerWeights(recipe, *prepared.tensors)
+
+
+def weights_of(recipe: str, shape: Shape, device: torch.device, seed: int = 0) -> LayerWeights:
+    """Draw the weights of a layer in a recipe."""
+    if recipe == "fp8_block":
+        return fp8_weights(shape, device, seed)
+    if recipe == "bf16":
+        return bf16_weights(shape, device, seed)
+    return mx_weights(recipe, shape, device, seed)
 
 
 def rotating(first_bytes: int, device: torch.device) -> int:

@@ -81,9 +81,11 @@ def fused(layout: str, inputs: LayerInputs, weights: LayerWeights) -> torch.Tens
     )
 
 
-def _fp8_rounded(x: torch.Tensor) -> torch.Tensor:
-    grouped = x.unflatten(-1, (-1, 128))
+def _fp8_rounded(x: torch.Tensor, columns: int, power_of_two: bool) -> torch.Tensor:
+    grouped = x.unflatten(-1, (-1, columns))
     scale = grouped.abs().amax(-1, keepdim=True).clamp_min(1e-10) / 448
+    if power_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
     rounded = (grouped / scale).float().clamp(-448, 448).to(torch.float8_e4m3fn)
     return (rounded.double() * scale).flatten(-2)
 
@@ -96,10 +98,24 @@ def _exact(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def _values(weight: torch.Tensor) -> torch.Tensor:
+    if weight.dtype != torch.int8:
+        return weight.double()
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=weight.device).double()
+    codes = weight.view(torch.uint8).long()
+    pairs = torch.stack((codes & 15, codes >> 4), -1).flatten(-2)
+    return torch.cat((magnitudes, -magnitudes))[pairs]
+
+
 def _wide(weight: torch.Tensor, scale: torch.Tensor | None, expert: int) -> torch.Tensor:
-    wide = weight[expert].double()
+    wide = _values(weight[expert])
     if scale is None:
         return wide
+    if scale.dtype == torch.int32:  # four exponents of 32 columns each
+        shifts = torch.arange(0, 32, 8, device=scale.device)
+        exponents = (scale[expert].unsqueeze(-1) >> shifts & 255).flatten(-2)
+        factors = torch.exp2(exponents.double() - 127)
+        return wide * factors.repeat_interleave(32, 1)[:, : wide.shape[1]]
     blocks = scale[expert].double().repeat_interleave(128, 0).repeat_interleave(128, 1)
     return wide * blocks[: wide.shape[0], : wide.shape[1]]
 
@@ -113,9 +129,12 @@ def reference(
     to fp8 groups, results of a stage to bfloat16): what remains is the order of summation. Without,
     the difference is what the recipe costs in accuracy.
     """
-    fp8 = weights.recipe == "fp8_block"
+    recipe = RECIPES[weights.recipe]
     between = _bf16_rounded if round_activations else _exact
-    rounded = (_fp8_rounded if fp8 else _bf16_rounded) if round_activations else _exact
+    rounded = between
+    if round_activations and recipe.quantized:
+        packed = weights.w13_scale.dtype == torch.int32
+        rounded = partial(_fp8_rounded, columns=recipe.group_size, power_of_two=packed)
     out = torch.zeros(
         len(tokens), weights.w2.shape[1], device=weights.w2.device, dtype=torch.float64
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 RESULT = RESULTS / "layer_h200.json"
 HOST_RESULT = RESULTS / "host_h200.json"
+RECIPES_RESULT = RESULTS / "recipes_h200.json"
 OPS_RESULT = RESULTS / "activation_route_h200.json"
 COLUMNS = {
     "ours, auto": ("dgmoe", "auto"),
@@ -41,6 +42,23 @@ def speed_table(result: Path = RESULT, column: str = "total us") -> str:
     return "\n".join(lines)
 
 
+def recipes_table(result: Path = RECIPES_RESULT) -> str:
+    """Lay out the times of our layer under each recipe and against fp8_block, as Markdown."""
+    rows = [r for r in json.loads(result.read_text())["rows"] if r["layout"] == "auto"]
+    cells = {(r["shape"], r["T"], r["recipe"]): r.get("total us") for r in rows}
+    recipes = list(dict.fromkeys(r["recipe"] for r in rows))
+    others = [recipe for recipe in recipes if recipe != "fp8_block"]
+    heads = [f"{recipe} us" for recipe in recipes] + [f"{r} / fp8_block" for r in others]
+    lines = [f"| shape | T | {' | '.join(heads)} |", "|" + "---|" * (len(heads) + 2)]
+    for shape, tokens in dict.fromkeys((r["shape"], r["T"]) for r in rows):
+        here = {recipe: cells.get((shape, tokens, recipe)) for recipe in recipes}
+        base = here["fp8_block"]
+        times = [_number(here[recipe]) for recipe in recipes]
+        ratios = [f"{here[r] / base:.2f}" if here[r] and base else "-" for r in others]
+        lines.append(f"| {shape} | {tokens} | {' | '.join(times + ratios)} |")
+    return "\n".join(lines)
+
+
 def host_table(result: Path = HOST_RESULT) -> str:
     """Lay out the host times of the GEMM ops beside the library's bare calls, as Markdown."""
     columns = ("op", "library us", "op.out us", "op us", "op - library us")
@@ -70,6 +88,8 @@ def ops_table(result: Path = OPS_RESULT) -> str:
 
 if __name__ == "__main__":
     print(ops_table())
+    print()
+    print(recipes_table())
     print()
     print(host_table())
     print()

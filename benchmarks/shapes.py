@@ -50,6 +50,9 @@ SHAPES = {
     )
 }
 
+#: Bytes of a weight; a scale of 32 weights is a byte, that of a block is left out.
+WEIGHT_BYTES = {"bf16": 2, "fp8_block": 1, "mxfp8": 1 + 1 / 32, "mxfp4": 1 / 2 + 1 / 32}
+
 # The first entry whose name is contained in the device's name counts, so longer names stand first.
 GPU_RATES = (
     GpuRates("NVIDIA H200 NVL", 4.8e12, 1671e12, 836e12, "NVIDIA H200 datasheet, NVL column"),
@@ -77,12 +80,11 @@ def floor_us(
     Args:
         used_experts: experts with at least one row.
         rows: routed (token, expert) pairs.
-        recipe: `fp8_block` (a byte a weight) or `bf16` (two).
+        recipe: says how many bytes a weight has, its scale included.
     """
-    fp8 = recipe == "fp8_block"
-    weight_bytes = used_experts * shape.weights_per_expert * (1 if fp8 else 2)
+    weight_bytes = used_experts * shape.weights_per_expert * WEIGHT_BYTES[recipe]
     flops = 2 * rows * shape.weights_per_expert
-    peak = rates.fp8_flops if fp8 else rates.bf16_flops
+    peak = rates.bf16_flops if recipe == "bf16" else rates.fp8_flops
     return 1e6 * max(weight_bytes / rates.hbm_bytes_per_s, flops / peak)
 
 

@@ -9,8 +9,9 @@
 
 namespace dgmoe {
 
-constexpr int kGatedThreads = 256;  // most threads a block
-constexpr int kGatedLook = 8;       // entries of m_indices a thread looks at at once; up to 32
+constexpr int kGatedThreads = 256;   // most threads a block
+constexpr int kGatedExperts = 1024;  // experts counted at once
+constexpr int kGatedLook = 8;        // entries of m_indices a thread looks at at once; up to 32
 
 // Blocks of kGatedThreads that a multiprocessor holds at least: four leave 64 registers a thread.
 constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 4 : 2; }
@@ -205,86 +206,68 @@ __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t
   return count < 0 ? 0 : count < in.rows ? count : in.rows;
 }
 
-// The valid rows of all experts as one sequence, of which a block takes a share.
-struct GatedShare {
-  int64_t rows;        // of the share
-  int32_t expert;      // where it begins
-  uint32_t in_expert;  // rows of that expert before it
-};
-
-// Every warp counts for itself, so that no block waits for its warps: a lane counts the experts of a
-// slice, the warp finds the lane of the first row, and then the expert in its slice.
-__device__ __forceinline__ GatedShare gated_share(const GatedPlan& in, int granule) {
+// ends[i] becomes the valid rows of experts base .. base + i, for kGatedExperts of them or as many as
+// there are; returns those of all. Every warp counts for itself, so that only the reading of ends waits
+// for another.
+__device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base, int experts,
+                                                    int64_t* ends) {
   constexpr uint32_t kAll = 0xffffffffu;
   const int lane = threadIdx.x % 32;
-  const int64_t slice = ceil_div(in.batches, 32);
+  const int slice = (experts + 31) / 32;
   int64_t own = 0;
 #pragma unroll 8
-  for (int64_t i = 0; i < slice; ++i) own += gated_valid_rows(in, lane * slice + i);
+  for (int i = 0; i < slice; ++i) own += gated_valid_rows(in, base + lane * slice + i);
   int64_t upto = own;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
     const int64_t before = __shfl_up_sync(kAll, upto, offset);
     if (lane >= offset) upto += before;
   }
-  const int64_t total = __shfl_sync(kAll, upto, 31);
-  const int64_t share = round_up(ceil_div(total, gridDim.x), granule);
-  const int64_t begin = blockIdx.x * share;
-  if (begin >= total) return {0, 0, 0};
-  const int first = __ffs(__ballot_sync(kAll, upto > begin)) - 1;
-  int64_t before = begin - __shfl_sync(kAll, upto - own, first);
-  int64_t expert = first * slice;
-  for (int64_t count; before >= (count = gated_valid_rows(in, expert)); ++expert) before -= count;
-  return {begin + share < total ? share : total - begin, static_cast<int32_t>(expert),
-          static_cast<uint32_t>(before)};
+  if (threadIdx.x < 32) {
+    int64_t end = upto - own;
+    for (int i = lane * slice; i < (lane + 1) * slice && i < experts; ++i) {
+      end += gated_valid_rows(in, base + i);
+      ends[i] = end;
+    }
+  }
+  __syncthreads();
+  return __shfl_sync(kAll, upto, 31);
 }
 
-// Every step-th row of a share.
+// Rows [i, end) of the valid ones of experts base on, counted as one sequence, in steps.
 class GatedMaskedWalk {
  public:
-  __device__ GatedMaskedWalk(const GatedPlan& in, const GatedShare& share, int first, int step)
-      : in_(in),
-        left_(share.rows - first),
-        step_(step),
-        expert_(share.expert),
-        row_(share.in_expert + first),
-        count_(static_cast<uint32_t>(gated_valid_rows(in, share.expert))) {}
-
-  __device__ __forceinline__ bool next(GatedSpot& spot) {
-    if (left_ <= 0) return false;
-    if (row_ >= count_) skip();
-    spot.batch = expert_;
-    spot.row = static_cast<int32_t>(row_);
-    spot.expert = expert_;
-    row_ += step_;
-    left_ -= step_;
-    return true;
-  }
-
- private:
-  // To the expert of the row. Most experts may be empty, so that several are read at once.
-  __device__ __forceinline__ void skip() {
-    constexpr int kAtOnce = 8;
-    while (row_ >= count_) {
-      uint32_t counts[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        counts[i] = static_cast<uint32_t>(gated_valid_rows(in_, expert_ + 1 + i));
-      }
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) {
-        if (row_ < count_) continue;
-        row_ -= count_;
-        count_ = counts[i];
-        ++expert_;
+  __device__ GatedMaskedWalk(int32_t base, const int64_t* ends, int experts, int64_t i, int64_t end,
+                             int step)
+      : base_(base), ends_(ends), i_(i), end_(end), step_(step), low_(0) {
+    if (i >= end) return;
+    // The first expert that ends past the row.
+    int high = experts - 1;
+    while (low_ < high) {
+      const int middle = (low_ + high) / 2;
+      if (ends[middle] > i) {
+        high = middle;
+      } else {
+        low_ = middle + 1;
       }
     }
   }
 
-  const GatedPlan& in_;
-  int64_t left_;
-  int step_, expert_;
-  uint32_t row_, count_;  // rows are below 2^31, so that a sum with a step does not wrap
+  __device__ __forceinline__ bool next(GatedSpot& spot) {
+    if (i_ >= end_) return false;
+    while (ends_[low_] <= i_) ++low_;
+    spot.batch = base_ + low_;
+    spot.row = static_cast<int32_t>(i_ - (low_ == 0 ? 0 : ends_[low_ - 1]));
+    spot.expert = spot.batch;
+    i_ += step_;
+    return true;
+  }
+
+ private:
+  int32_t base_;
+  const int64_t* ends_;
+  int64_t i_, end_;
+  int step_, low_;
 };
 
 // The valid rows of all experts, counted as one sequence that the blocks share evenly: a slab is
@@ -293,10 +276,19 @@ template <typename Activation, GatedCase kCase, typename Sink>
 __global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
     gated_masked_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
                         const __grid_constant__ Sink sink) {
+  __shared__ int64_t ends[kGatedExperts];
   const GatedPlace place(tiling);
-  const GatedShare share = gated_share(in, tiling.rows);
-  if (place.row < tiling.rows) {
-    GatedMaskedWalk walk(in, share, place.row, tiling.rows);
+  for (int64_t base = 0; base < in.batches; base += kGatedExperts) {
+    if (base > 0) __syncthreads();  // the counts before are still being read
+    const int64_t left = in.batches - base;
+    const int experts = static_cast<int>(left < kGatedExperts ? left : kGatedExperts);
+    const int64_t total = count_gated_rows(in, base, experts, ends);
+    const int64_t share = round_up(ceil_div(total, gridDim.x), tiling.rows);
+    const int64_t begin = blockIdx.x * share;
+    const int64_t end = begin + share < total ? begin + share : total;
+    if (place.row >= tiling.rows) continue;
+    GatedMaskedWalk walk(static_cast<int32_t>(base), ends, experts, begin + place.row, end,
+                         tiling.rows);
     gated_walk<Activation, kCase>(in, sink, place, walk);
   }
   if constexpr (Sink::kPads) {

@@ -46,8 +46,8 @@ void launch(const FewRowsPlan& plan, const CudaScope& scope, int device) {
 // By measurement: a tile of more rows reads weights less often, and one of fewer lets more blocks run.
 template <bool kFp4, bool kNarrow>
 void launch_for(const FewRowsPlan& plan, const CudaScope& scope, int device, int64_t rows) {
-  if (rows <= (kFp4 ? 6 : 3)) return launch<kFp4, kNarrow, 1>(plan, scope, device);
-  if (rows <= (kFp4 ? 28 : 16)) return launch<kFp4, kNarrow, 2>(plan, scope, device);
+  if (rows <= (kFp4 ? 6 : 4)) return launch<kFp4, kNarrow, 1>(plan, scope, device);
+  if (rows <= (kFp4 ? 16 : 10)) return launch<kFp4, kNarrow, 2>(plan, scope, device);
   return launch<kFp4, kNarrow, 4>(plan, scope, device);
 }
 
