@@ -1,7 +1,7 @@
 """The kernel: a tile of weight rows times a tile of tokens, weights as the left operand.
 
-Weights stand on the tensor core's 64-row side, tokens on its narrow one, so that a tile of 16 tokens
-wastes nothing. Operands are e4m3; a step is 128 columns.
+Weights stand on the tensor core's 64-row side, tokens on its narrow one: a tile of 16 tokens wastes
+nothing. Operands are e4m3; a step is 128 columns.
 
 MXFP4: an e2m1 value times 2^d is exact in e4m3 for d in [-5, 6], zero included. So the four groups
 of a row's 128 columns are brought to the largest of their exponents while they are decoded, and one
@@ -262,7 +262,7 @@ def contig_kernel(
     FP4: tl.constexpr, A_GROUPS: tl.constexpr, BM: tl.constexpr,
     BN: tl.constexpr, EVEN_N: tl.constexpr, STAGES: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """One program a block of 128 rows and BN columns; rows of an expert stand before its padding."""
+    """A program for 128 rows and BN columns; rows of an expert stand before its padding."""
     blocks = m // 128
     segment = tl.program_id(0) % blocks
     n0 = (tl.program_id(0) // blocks) * BN
