@@ -18,9 +18,10 @@ struct RowRange {
   int64_t expert, first, count;  // `first` counts rows of d
 };
 
-// Rows of e4m3 bytes with scales, or of bf16 where `scale` is null.
+// Rows of e4m3 bytes or of two e2m1 codes a byte with scales, or of bf16 where `scale` is null.
 struct Operand {
   const void* data;
+  bool fp4;
   const void* scale;
   ScaleLayout layout;
   int64_t gran_mn, gran_k, k;
@@ -62,6 +63,15 @@ DGMOE_INLINE void widen_e4m3(const uint8_t* __restrict__ in, int64_t count, floa
   for (int64_t i = 0; i < count; ++i) out[i] = e4m3_to_float(in[i]) * scale;
 }
 
+// `count` is even.
+DGMOE_INLINE void widen_e2m1(const uint8_t* __restrict__ in, int64_t count, float scale,
+                             float* __restrict__ out) {
+  for (int64_t i = 0; i < count / 2; ++i) {
+    out[2 * i] = e2m1_to_float(in[i] & 15) * scale;
+    out[2 * i + 1] = e2m1_to_float(in[i] >> 4) * scale;
+  }
+}
+
 // Columns [begin, end) of a row as fp32. `row` counts over all experts, `batch` and `scale_row`
 // find its scales.
 DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t scale_row,
@@ -75,7 +85,12 @@ DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t sc
     const int64_t group = column / x.gran_k;
     const int64_t count = std::min(end, (group + 1) * x.gran_k) - column;
     const float scale = load_scale(x.scale, x.layout, batch, scale_row / x.gran_mn, group);
-    widen_e4m3(static_cast<const uint8_t*>(x.data) + base + column, count, scale, out);
+    const uint8_t* bytes = static_cast<const uint8_t*>(x.data);
+    if (x.fp4) {
+      widen_e2m1(bytes + (base + column) / 2, count, scale, out);
+    } else {
+      widen_e4m3(bytes + base + column, count, scale, out);
+    }
     out += count;
     column += count;
   }
@@ -192,8 +207,9 @@ bool batch_invariant() {
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
   const std::vector<RowRange> ranges = row_ranges(Check(op), plan);
   if (ranges.empty() || plan.n == 0) return;
-  const Operand a{plan.a, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
-  const Operand b{plan.b, plan.b_scale_data, plan.b_scale, plan.b_gran_mn, plan.b_gran_k, plan.k};
+  const Operand a{plan.a, false, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
+  const Operand b{plan.b,        plan.b_fp4, plan.b_scale_data, plan.b_scale, plan.b_gran_mn,
+                  plan.b_gran_k, plan.k};
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);
