@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../common/parallel.h"
-#include "gemm_tile_cpu.h"
+#include "widen_cpu.h"
 
 namespace dgmoe {
 namespace {
@@ -16,15 +16,6 @@ constexpr int64_t kDenseRows = 128;   // from here on the machine's matrix produ
 
 struct RowRange {
   int64_t expert, first, count;  // `first` counts rows of d
-};
-
-// Rows of e4m3 bytes or of two e2m1 codes a byte with scales, or of bf16 where `scale` is null.
-struct Operand {
-  const void* data;
-  bool fp4;
-  const void* scale;
-  ScaleLayout layout;
-  int64_t gran_mn, gran_k, k;
 };
 
 // Rows of the result: bf16, or fp32.
@@ -52,49 +43,6 @@ struct Product {
   int64_t expert, rows, n, k;
   Rows d;  // the first of `rows` rows
 };
-
-DGMOE_INLINE void widen_bf16(const uint16_t* __restrict__ in, int64_t count,
-                             float* __restrict__ out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(in[i]);
-}
-
-DGMOE_INLINE void widen_e4m3(const uint8_t* __restrict__ in, int64_t count, float scale,
-                             float* __restrict__ out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = e4m3_to_float(in[i]) * scale;
-}
-
-// `count` is even.
-DGMOE_INLINE void widen_e2m1(const uint8_t* __restrict__ in, int64_t count, float scale,
-                             float* __restrict__ out) {
-  for (int64_t i = 0; i < count / 2; ++i) {
-    out[2 * i] = e2m1_to_float(in[i] & 15) * scale;
-    out[2 * i + 1] = e2m1_to_float(in[i] >> 4) * scale;
-  }
-}
-
-// Columns [begin, end) of a row as fp32. `row` counts over all experts, `batch` and `scale_row`
-// find its scales.
-DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t scale_row,
-                        int64_t begin, int64_t end, float* out) {
-  const int64_t base = row * x.k;
-  if (x.scale == nullptr) {
-    widen_bf16(static_cast<const uint16_t*>(x.data) + base + begin, end - begin, out);
-    return;
-  }
-  for (int64_t column = begin; column < end;) {
-    const int64_t group = column / x.gran_k;
-    const int64_t count = std::min(end, (group + 1) * x.gran_k) - column;
-    const float scale = load_scale(x.scale, x.layout, batch, scale_row / x.gran_mn, group);
-    const uint8_t* bytes = static_cast<const uint8_t*>(x.data);
-    if (x.fp4) {
-      widen_e2m1(bytes + (base + column) / 2, count, scale, out);
-    } else {
-      widen_e4m3(bytes + base + column, count, scale, out);
-    }
-    out += count;
-    column += count;
-  }
-}
 
 // Rows first + begin .. first + end to rows begin .. end of `out`, zero from k to `stride`.
 DGMOE_CPU_CLONES
