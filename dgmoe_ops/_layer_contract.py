@@ -86,17 +86,32 @@ def _scale(arg: str, scale, weight: torch.Tensor, recipe: Recipe) -> None:
         return
     if scale is None:
         _fail(arg, f"be given for recipe {recipe.name}", None)
-    _dtype(arg, scale, (torch.float32, torch.int32))
-    experts, n, k = weight.shape
-    block_n, block_k = recipe.weight_block
-    if scale.dtype == torch.int32:
-        shape = (experts, n, ceil_div(k, 4 * block_k))
-        form = "packed UE8M0 int32"
-    else:
-        shape = (experts, ceil_div(n, block_n), ceil_div(k, block_k))
-        form = "float32 block"
+    _dtype(arg, scale, (torch.int32,) if recipe.mx else (torch.float32, torch.int32))
+    packed = scale.dtype == torch.int32
+    sizes = (*weight.shape[:2], recipe.columns_of(weight), packed)
+    shape = recipe.weight_scale_shape(*sizes)
     if tuple(scale.shape) != shape:
-        _fail(arg, f"have shape {shape} as {form} scales", tuple(scale.shape))
+        form = "packed UE8M0 int32" if packed else "float32 block"
+        _fail(
+            arg,
+            f"have shape {shape} as {form} scales of recipe {recipe.name}",
+            f"{tuple(scale.shape)}{_whose(scale, weight, sizes)}",
+        )
+
+
+def _whose(scale: torch.Tensor, weight: torch.Tensor, sizes: tuple) -> str:
+    """Name the recipe that the weights must have been prepared for, where one fits."""
+    for recipe in RECIPES.values():
+        fits = recipe.quantized and recipe.weight_dtype == weight.dtype
+        if fits and recipe.weight_scale_shape(*sizes) == tuple(scale.shape):
+            return f", as weights prepared for recipe {recipe.name} have it"
+    return ""
+
+
+def _columns(k: int, recipe: Recipe) -> str:
+    """A count of columns, in words where an element holds more than one."""
+    per = recipe.values_per_element
+    return f"{k} columns" if per == 1 else f"{ceil_div(k, per)} columns of {per} values"
 
 
 def _bias(arg: str, bias: torch.Tensor | None, experts: int, least: int, most: int) -> None:
@@ -226,12 +241,13 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
         )
         if not weight.is_contiguous():
             _fail(arg, "be contiguous", f"strides {weight.stride()}")
-    experts, rows13, k13 = w13.shape
+    experts, rows13, _ = w13.shape
+    k13 = chosen.columns_of(w13)
     padded = round_up(hidden, chosen.k_multiple)
     if k13 != hidden and k13 != padded:
-        _fail(
-            "w13", f"have {hidden} columns (the hidden size) or, padded, {padded}", tuple(w13.shape)
-        )
+        must = f"have {_columns(hidden, chosen)} (the hidden size) or, padded, "
+        got = f"{tuple(w13.shape)} for hidden_states {tuple(hidden_states.shape)}"
+        _fail("w13", must + _columns(padded, chosen), got)
     if rows13 % 2:
         _fail("w13", "have an even number of rows, gate and up", tuple(w13.shape))
     if w2.shape[0] != experts:
@@ -242,8 +258,9 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
             f"have {hidden} rows (the hidden size) or, padded, up to {padded}",
             tuple(w2.shape),
         )
-    if w2.shape[2] * 2 != rows13:
-        _fail("w2", f"have {rows13 // 2} columns, half the rows of w13", tuple(w2.shape))
+    if chosen.columns_of(w2) * 2 != rows13:
+        must = f"have {_columns(rows13 // 2, chosen)}, half the rows of w13"
+        _fail("w2", must, f"{tuple(w2.shape)} for w13 {tuple(w13.shape)}")
     _scale("w13_scale", w13_scale, w13, chosen)
     _scale("w2_scale", w2_scale, w2, chosen)
     if chosen.quantized and w13_scale.dtype != w2_scale.dtype:

@@ -20,6 +20,11 @@ from .recipes import RECIPES, Recipe
 #: (first, last), both ends included
 Span = tuple[int, int]
 _PAIRS = (("w13", "w2"), ("w13_weight", "w2_weight"))
+_SHAPES = "(experts, 2 * intermediate, hidden) and (experts, hidden, intermediate)"
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def fail(arg: str, must: str, got: object) -> None:
@@ -34,7 +39,7 @@ class LayerShape:
         experts: of this rank.
         hidden, intermediate: before any padding.
         top_k: experts a token.
-        recipe: "bf16" or "fp8_block".
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
         num_experts: over all ranks. Default experts.
     """
 
@@ -53,10 +58,10 @@ class KernelCall:
     Attributes:
         op: its name below torch.ops.dgmoe.
         m: rows of a: of an expert's slab, or of all segments.
-        n, k: of the weight.
+        n, k: of the weight, in values.
         experts: of this rank.
         expected_m: the hint of a masked call, None for a contiguous one.
-        recipe: "bf16" or "fp8_block".
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
         alignment: of the segments of a contiguous call, None for a masked one.
     """
 
@@ -158,47 +163,58 @@ def _of_shape(shape: LayerShape, recipe, top_k, num_experts) -> Layer:
     )
 
 
+def _has(recipe: Recipe, weight: torch.Tensor, scale: torch.Tensor | None) -> bool:
+    """Whether a prepared weight and its scale, where that is at hand, can be of a recipe."""
+    if recipe.weight_dtype != weight.dtype or scale is None or not recipe.quantized:
+        return recipe.weight_dtype == weight.dtype
+    packed = scale.dtype == torch.int32
+    sizes = (*weight.shape[:2], recipe.columns_of(weight), packed)
+    return tuple(scale.shape) == recipe.weight_scale_shape(*sizes) and packed >= recipe.mx
+
+
 def _of_tensors(where: str, w13, w13_scale, w2, w2_scale, recipe, top_k, num_experts) -> Layer:
     shapes = tuple(w13.shape), tuple(w2.shape)
-    fits = w13.dim() == w2.dim() == 3 and w13.shape[0] == w2.shape[0]
-    if not fits or w13.shape[1] != 2 * w2.shape[2] or 0 in shapes[0] + shapes[1]:
-        must = (
-            "have weights (experts, 2 * intermediate, hidden) and (experts, hidden, intermediate)"
-        )
-        fail(where, must, f"{shapes[0]} and {shapes[1]}")
-    own = next((r.name for r in RECIPES.values() if r.weight_dtype == w13.dtype), None)
-    if own is None or w2.dtype != w13.dtype:
-        must = "have weights as prepare_weights makes them, in bfloat16 or float8_e4m3fn"
-        fail(where, must, f"{w13.dtype} and {w2.dtype}")
-    chosen = _recipe(_agree("recipe", recipe, own))
-    whole = not chosen.quantized or (w13_scale is not None and w2_scale is not None)
+    if not w13.dim() == w2.dim() == 3 or w13.shape[0] != w2.shape[0] or 0 in shapes[0] + shapes[1]:
+        fail(where, f"have weights {_SHAPES}", f"{shapes[0]} and {shapes[1]}")
     pairs = ((w13, w13_scale), (w2, w2_scale))
+    # Without scales, and with those of very short rows, FP8 fits two: the first is meant.
+    own = [r.name for r in RECIPES.values() if all(_has(r, *pair) for pair in pairs)]
+    if not own:
+        dtypes = ", ".join(dict.fromkeys(_text(r.weight_dtype) for r in RECIPES.values()))
+        must = f"have weights as prepare_weights makes them, in one of {dtypes}, and their scales"
+        got = [f"{_text(t.dtype)} {tuple(t.shape)}" for p in pairs for t in p if t is not None]
+        fail(where, must, " and ".join(got))
+    chosen = _recipe(recipe if recipe in own else _agree("recipe", recipe, own[0]))
+    if w13.shape[1] != 2 * chosen.columns_of(w2):
+        fail(where, f"have weights {_SHAPES}", f"{shapes[0]} and {shapes[1]}")
+    whole = not chosen.quantized or (w13_scale is not None and w2_scale is not None)
     tensors = tuple((b.detach(), None if s is None else s.detach()) for b, s in pairs)
-    gemms = tuple((b.shape[1], b.shape[2]) for b in (w13, w2))
+    gemms = tuple((b.shape[1], chosen.columns_of(b)) for b in (w13, w2))
     return _layer(w13.shape[0], gemms, top_k, num_experts, chosen, tensors if whole else ())
 
 
 def _held(module: torch.nn.Module) -> Iterator[tuple[str, tuple]]:
-    """(attribute, w13, w13_scale, w2, w2_scale) of every layer that a module itself holds."""
+    """(attribute, w13, w13_scale, w2, w2_scale, recipe) of every layer that a module itself holds;
+    the recipe is None where only the tensors can tell it."""
     for name, value in vars(module).items():
         values = [value]
         if isinstance(value, dict) and not name.startswith("_"):
             values = list(value.values())
         elif isinstance(value, list | tuple):
             values = list(value)
-        yield from ((name, w.tensors) for w in values if isinstance(w, MoEWeights))
+        yield from ((name, (*w.tensors, w.recipe)) for w in values if isinstance(w, MoEWeights))
     for pair in _PAIRS:
         w13, w2 = (getattr(module, name, None) for name in pair)
         if isinstance(w13, torch.Tensor) and isinstance(w2, torch.Tensor):
             s13, s2 = (getattr(module, f"{name}_scale", None) for name in pair)
-            yield pair[0], (w13, s13, w2, s2)
+            yield pair[0], (w13, s13, w2, s2, None)
 
 
 def _of_module(module: torch.nn.Module, recipe, top_k, num_experts) -> list[Layer]:
     found = []
     by_name = dict(module.named_modules())
     for name, part in by_name.items():
-        for attribute, tensors in _held(part):
+        for attribute, (*tensors, own) in _held(part):
             # The router's module often stands above the one that holds the experts.
             parents = [name.rsplit(".", depth)[0] for depth in range(name.count(".") + 1)]
             above = [by_name[parent] for parent in dict.fromkeys([*parents, ""])]
@@ -211,7 +227,7 @@ def _of_module(module: torch.nn.Module, recipe, top_k, num_experts) -> list[Laye
                 _of_tensors(
                     f"{name}.{attribute}".lstrip("."),
                     *tensors,
-                    recipe,
+                    _agree("recipe", recipe, own),
                     named("top_k") if top_k is None else top_k,
                     named("num_experts") if num_experts is None else num_experts,
                 )
@@ -227,7 +243,8 @@ def layers_of(what, recipe: str | None, top_k: int | None, num_experts: int | No
     if isinstance(what, LayerShape):
         found = [_of_shape(what, *facts)]
     elif isinstance(what, MoEWeights):
-        found = [_of_tensors("what", *what.tensors, *facts)]
+        named = _agree("recipe", recipe, what.recipe)
+        found = [_of_tensors("what", *what.tensors, named, top_k, num_experts)]
     elif isinstance(what, torch.nn.Module):
         found = _of_module(what, *facts)
     elif isinstance(what, list | tuple):

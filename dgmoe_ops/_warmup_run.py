@@ -11,31 +11,32 @@ from ._warmup_plan import KernelCall
 from .backends.deep_gemm import contiguous_alignment
 from .layouts import (
     CONTIG_ALIGNMENT,
-    WEIGHT_BLOCK,
     ScaleForm,
     ceil_div,
     round_up,
     scale_sizes_and_strides,
 )
-from .recipes import RECIPES
+from .recipes import RECIPES, scale_recipes
 
 _ONE = {torch.float32: 1.0, torch.int32: 0x7F7F7F7F}  # as a scale, by its dtype
 
 
 def weight_scale_sizes(call: KernelCall, packed: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Sizes and strides of a weight's scales."""
-    groups = ceil_div(call.k, WEIGHT_BLOCK)
-    if packed:
+    recipe = RECIPES[call.recipe]
+    rows, columns = recipe.weight_block
+    groups = ceil_div(call.k, columns)
+    if packed or recipe.mx:
         form = ScaleForm.PACKED_UE8M0
         return scale_sizes_and_strides(call.experts, call.n, groups, form)
-    blocks = ceil_div(call.n, WEIGHT_BLOCK)
+    blocks = ceil_div(call.n, rows)
     return scale_sizes_and_strides(call.experts, blocks, groups, ScaleForm.ROW_MAJOR)
 
 
 def weight_bytes(call: KernelCall, packed: bool) -> int:
     """Bytes of a call's weight and its scales."""
     recipe = RECIPES[call.recipe]
-    values = call.experts * call.n * call.k * recipe.weight_dtype.itemsize
+    values = call.experts * call.n * recipe.row_bytes(call.k)
     if not recipe.quantized:
         return values
     (experts, _, columns), (stride, rows, _) = weight_scale_sizes(call, packed)
@@ -46,11 +47,11 @@ def operand_bytes(call: KernelCall, packed: bool) -> int:
     """Bytes of everything else that a call reads and writes."""
     recipe, masked = RECIPES[call.recipe], call.masked
     rows = call.experts * call.m if masked else call.m
-    total = rows * call.k * recipe.weight_dtype.itemsize + rows * call.n * 2
+    total = rows * call.k * recipe.activation_dtype.itemsize + rows * call.n * 2
     total += 4 * (call.experts if masked else rows)
     if recipe.quantized:
         groups = ceil_div(call.k, recipe.group_size)
-        columns = ceil_div(groups, 4) if packed else groups
+        columns = ceil_div(groups, 4) if packed or recipe.mx else groups
         slabs = call.experts if masked else 1
         total += slabs * round_up(call.m, 4) * columns * 4
     return total
@@ -92,18 +93,19 @@ class OpRunner:
         if call.weight not in self._made:
             self._made.clear()
             recipe = RECIPES[call.recipe]
-            size = (call.experts, call.n, call.k)
+            size = (call.experts, call.n, call.k // recipe.values_per_element)
             weight = torch.zeros(size, dtype=recipe.weight_dtype, device=self.device)
             scale = None
             if recipe.quantized:
-                scale = self._scales(weight_scale_sizes(call, self.packed), self.packed)
+                packed = self.packed or recipe.mx
+                scale = self._scales(weight_scale_sizes(call, packed), packed)
             self._made[call.weight] = weight, scale
         return self._made[call.weight]
 
     def __call__(self, call: KernelCall) -> None:
         recipe = RECIPES[call.recipe]
         b, b_scale = self._weight(call)
-        a = torch.zeros((*call.rows, call.k), dtype=recipe.weight_dtype, device=self.device)
+        a = torch.zeros((*call.rows, call.k), dtype=recipe.activation_dtype, device=self.device)
         size, value = (call.experts, 0) if call.masked else (call.m, -1)
         where = torch.full((size,), value, dtype=torch.int32, device=self.device)
         arguments = [a, b, where]
@@ -116,8 +118,10 @@ class OpRunner:
             arguments = [a, self._scales(sizes, packed), b, b_scale, where]
         if call.masked:
             arguments.append(call.expected_m)
+        pair = scale_recipes(recipe, None, call.k)
+        given = dict(zip(("recipe_a", "recipe_b"), pair, strict=True)) if recipe.mx else {}
         with alignment_scope(call):
-            getattr(torch.ops.dgmoe, call.op)(*arguments)
+            getattr(torch.ops.dgmoe, call.op)(*arguments, **given)
 
     def release(self) -> None:
         """Let go of the weights that it allocated."""

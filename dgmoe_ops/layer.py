@@ -38,7 +38,7 @@ from .ops.gemm import (
     grouped_gemm_nt_f8f8bf16_masked,
 )
 from .ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
-from .recipes import Recipe
+from .recipes import Recipe, scale_recipes
 
 #: the ops of an activation: for the bf16 recipe, for masked slabs, for contiguous segments
 _ACTIVATION_OPS = {
@@ -124,13 +124,19 @@ def gemm(
     where: torch.Tensor,
 ) -> torch.Tensor:
     """Stages 3 and 5: multiply each expert's rows by its weight."""
+    recipe = stages.recipe
+    if not recipe.quantized:
+        if stages.masked:
+            return grouped_gemm_nt_bf16_masked(a, b, where, stages.expected_m)
+        return grouped_gemm_nt_bf16_contig(a, b, where)
+    given = {}
+    if recipe.mx:  # the others' is the GEMM's default
+        pair = scale_recipes(recipe, recipe.group_size, a.shape[-1], a_scale.shape[-1])
+        given = {"recipe_a": pair[0], "recipe_b": pair[1]}
+    operands = (a, a_scale, b, b_scale, where)
     if stages.masked:
-        if stages.recipe.quantized:
-            return grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, where, stages.expected_m)
-        return grouped_gemm_nt_bf16_masked(a, b, where, stages.expected_m)
-    if stages.recipe.quantized:
-        return grouped_gemm_nt_f8f8bf16_contig(a, a_scale, b, b_scale, where)
-    return grouped_gemm_nt_bf16_contig(a, b, where)
+        return grouped_gemm_nt_f8f8bf16_masked(*operands, stages.expected_m, **given)
+    return grouped_gemm_nt_f8f8bf16_contig(*operands, **given)
 
 
 def activate(
@@ -160,22 +166,15 @@ def _device_memory(device: torch.device) -> int:
 
 
 def resolve_layout(
-    layout: str,
-    tokens: int,
-    top_k: int,
-    w13: torch.Tensor,
-    w2: torch.Tensor,
-    recipe: Recipe,
+    layout: str, tokens: int, top_k: int, w13: torch.Tensor, w2: torch.Tensor, recipe: Recipe
 ) -> str:
     """The layout that a call takes; `layouts.explain_layout` says why."""
     if layout != "auto":
         return layout
     device = w13.device
     memory = _device_memory(device) if device.type == "cuda" else None
-    experts, _, hidden = w13.shape
-    return choose_layout(
-        LayoutFacts(layout, tokens, top_k, experts, hidden, w2.shape[2], recipe.quantized, memory)
-    )
+    sizes = w13.shape[0], recipe.columns_of(w13), recipe.columns_of(w2)
+    return choose_layout(LayoutFacts(layout, tokens, top_k, *sizes, recipe.quantized, memory))
 
 
 def fused_moe_inline(
@@ -247,7 +246,7 @@ def fused_moe_inline(
         form=chosen.scale_form(w13_scale),
         experts=w13.shape[0],
         expert_start=expert_start,
-        padded_hidden=w13.shape[2],
+        padded_hidden=chosen.columns_of(w13),
         expected_m=expected_rows(tokens, top_k, total),
         between=between,
         activation=keywords,
@@ -309,13 +308,14 @@ def fused_moe(
         topk_weights: (tokens, top_k) float32, bfloat16 or float16.
         topk_ids: (tokens, top_k) int32 or int64 global expert ids. -1, ids >= num_experts and other
             ranks' experts are not routed here; a repeated id counts with the sum of its weights.
-        w13: (experts, 2 * intermediate, hidden) gate rows, then up rows; contiguous. From
+        w13: (experts, 2 * intermediate, hidden) gate rows, then up rows; contiguous. For mxfp4 int8
+            of half the columns, two e2m1 codes a byte, the low nibble first. From
             `prepare_weights`, hidden and intermediate may be padded.
         w13_scale: None for bf16; for fp8_block (experts, 2 * intermediate / 128, hidden / 128)
-            float32 (rounded up), or packed UE8M0 int32 (experts, 2 * intermediate, hidden / 512).
-        w2: (experts, hidden, intermediate), contiguous.
-        w2_scale: as w13_scale.
-        recipe: "bf16" or "fp8_block".
+            float32 (rounded up), or packed UE8M0 int32 (experts, 2 * intermediate, hidden / 512);
+            for mxfp8 and mxfp4 packed UE8M0 int32 (experts, 2 * intermediate, hidden / 128).
+        w2, w2_scale: (experts, hidden, intermediate), as w13 and w13_scale.
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4"; `dgmoe_ops.platforms` says what runs where.
         num_experts: experts over all ranks. Default expert_start + experts.
         expert_start: global id of this rank's first expert.
         activation: "silu", "swigluoai" or "situ"; `dgmoe_ops.activations` has their formulas.

@@ -24,22 +24,38 @@ class Cell(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Backend:
+    """Who runs the grouped GEMMs of some cells.
+
+    Attributes:
+        name: for people to read.
+        cells: what it runs.
+    """
+
+    name: str
+    cells: frozenset[Cell]
+
+
+@dataclass(frozen=True)
 class Platform:
     """A family of architectures that runs the same cells.
 
     Attributes:
         name: for people to read.
         archs: the architectures of the family.
-        backend: who runs the grouped GEMMs there; None where nobody does.
         target: what `prepare_weights` calls it; None where nothing runs.
-        cells: what is legal.
+        backends: who runs what there; no cell has two.
     """
 
     name: str
     archs: tuple[int | str, ...]
-    backend: str | None
     target: str | None
-    cells: frozenset[Cell]
+    backends: tuple[Backend, ...]
+
+    @property
+    def cells(self) -> frozenset[Cell]:
+        """What is legal."""
+        return frozenset().union(*(backend.cells for backend in self.backends))
 
 
 def _cells(layouts: tuple[str, ...], *forms: tuple[str, str]) -> frozenset[Cell]:
@@ -49,16 +65,43 @@ def _cells(layouts: tuple[str, ...], *forms: tuple[str, str]) -> frozenset[Cell]
 _BF16 = ("bf16", "none")
 _FP8_FP32 = ("fp8_block", "block_fp32")
 _FP8_UE8M0 = ("fp8_block", "packed_ue8m0")
+_MXFP8 = ("mxfp8", "packed_ue8m0")
+_MXFP4 = ("mxfp4", "packed_ue8m0")
 
 PLATFORMS: tuple[Platform, ...] = (
-    Platform("CPU", ("cpu",), "dgmoe_ops", "cpu", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0)),
-    Platform("SM90", (90,), "DeepGEMM", "sm90", _cells(LAYOUTS, _BF16, _FP8_FP32)),
+    Platform(
+        "CPU",
+        ("cpu",),
+        "cpu",
+        (Backend("dgmoe_ops", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
+    ),
+    # The library has no MX kernels for it.
+    Platform(
+        "SM90",
+        (90,),
+        "sm90",
+        (
+            Backend("DeepGEMM", _cells(LAYOUTS, _BF16, _FP8_FP32)),
+            Backend("Triton", _cells(LAYOUTS, _MXFP8, _MXFP4)),
+        ),
+    ),
     # The tensor core applies UE8M0 scales itself; the library would convert float32 ones on every
     # call, and only powers of two.
-    Platform("SM100/103", (100, 103), "DeepGEMM", "sm100", _cells(LAYOUTS, _BF16, _FP8_UE8M0)),
+    Platform(
+        "SM100/103",
+        (100, 103),
+        "sm100",
+        (Backend("DeepGEMM", _cells(LAYOUTS, _BF16, _FP8_UE8M0, _MXFP8, _MXFP4)),),
+    ),
     # The library takes the architecture for a Hopper and has no kernel for it.
-    Platform("SM110", (110,), None, None, frozenset()),
-    Platform("SM120/121", (120, 121), "DeepGEMM", "sm120", _cells(("contig",), _BF16, _FP8_UE8M0)),
+    Platform("SM110", (110,), None, ()),
+    # No masked kernels, and nobody has run MXFP8 experts there.
+    Platform(
+        "SM120/121",
+        (120, 121),
+        "sm120",
+        (Backend("DeepGEMM", _cells(("contig",), _BF16, _FP8_UE8M0, _MXFP4)),),
+    ),
 )
 RECIPES = tuple(sorted({cell.recipe for platform in PLATFORMS for cell in platform.cells}))
 _BY_ARCH = {arch: platform for platform in PLATFORMS for arch in platform.archs}
@@ -86,6 +129,14 @@ def is_legal(arch: int | str, recipe: str, layout: str, scale_form: str) -> bool
     """Tell whether a cell is legal on an architecture."""
     platform = platform_of(arch)
     return platform is not None and Cell(recipe, layout, scale_form) in platform.cells
+
+
+def backend_of(arch: int | str, recipe: str, layout: str, scale_form: str) -> str | None:
+    """Name who runs a cell on an architecture; None where nobody does."""
+    platform = platform_of(arch)
+    cell = Cell(recipe, layout, scale_form)
+    backends = platform.backends if platform else ()
+    return next((backend.name for backend in backends if cell in backend.cells), None)
 
 
 def scale_forms(arch: int | str, recipe: str) -> tuple[str, ...]:
@@ -117,6 +168,9 @@ def _runs_at(recipe: str) -> str:
 def _what_would_work(platform: Platform, wanted: Cell) -> str:
     """The nearest legal cells: with other scales, else in another layout."""
     cells = [c for c in platform.cells if c.recipe == wanted.recipe]
+    if not cells:
+        there = [recipe for recipe in RECIPES if any(c.recipe == recipe for c in platform.cells)]
+        return f"{wanted.recipe} runs on {_runs_at(wanted.recipe)}; {', '.join(there)} run there"
     near = [c for c in cells if c.layout == wanted.layout] or cells
     # A layout that must change keeps the scales where it can.
     near = [c for c in near if c.scale_form == wanted.scale_form] or near
@@ -133,7 +187,7 @@ def check(arch: int | str, recipe: str, layout: str, scale_form: str) -> None:
 
     Args:
         arch: compute capability major * 10 + minor, or "cpu".
-        recipe: "bf16" or "fp8_block".
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
         layout: "masked" or "contig".
         scale_form: of the weights: "none", "block_fp32" or "packed_ue8m0".
 

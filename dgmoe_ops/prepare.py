@@ -11,7 +11,7 @@ from . import _checkpoint, _progress
 from ._checkpoint import Form, values_per_element
 from ._convert import Goal, convert
 from .layouts import MX_GROUP, ScaleForm, round_up, scale_sizes_and_strides
-from .recipes import FP8_BLOCK, MXFP4, TARGETS, WEIGHT_RECIPES, Recipe
+from .recipes import FP8_BLOCK, TARGETS, WEIGHT_RECIPES, Recipe
 
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 
@@ -87,9 +87,8 @@ def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> tuple[Reci
         _fail("target", f"be one of {', '.join(TARGETS)}", repr(target))
     chosen = WEIGHT_RECIPES[recipe]
     if target not in chosen.targets:
-        hint = "; recipe fp8_block takes MXFP4 weights there" if chosen is MXFP4 else ""
         must = f"be one of {', '.join(chosen.targets)} for recipe {recipe}"
-        _fail("target", must, repr(target) + hint)
+        _fail("target", must, repr(target))
     for arg, weight in (("w13", w13), ("w2", w2)):
         if weight.dim() != 3:
             _fail(arg, "have three dimensions, experts first", tuple(weight.shape))
@@ -159,8 +158,8 @@ def prepare_weights(
       the group scales of a block spread by at most 2^14. Scales are fp32 blocks on cpu and sm90; on
       sm100 and sm120 packed UE8M0 a row, blocks that are no power of two requantised.
     - mxfp8: from floats, and FP8 with a UE8M0 scale a row and 32 columns. Packed UE8M0; not on
-      sm90.
-    - mxfp4: from floats and MXFP4. Packed UE8M0; not on sm90.
+      sm120.
+    - mxfp4: from floats and MXFP4. Packed UE8M0.
 
     Args:
         w13: (experts, 2 * intermediate, hidden) gate rows, then up rows: bfloat16, float32 or

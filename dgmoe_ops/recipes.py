@@ -12,7 +12,6 @@ from ._checkpoint import Form
 from .layouts import GROUPS_PER_WORD, MX_GROUP, ScaleForm, ceil_div
 
 TARGETS = ("cpu", "sm90", "sm100", "sm120")  #: what weights are prepared for
-_UE8M0_TARGETS = ("cpu", "sm100", "sm120")
 
 GemmRecipe = tuple[int, int]  #: rows and columns that share a scale
 
@@ -48,6 +47,33 @@ class Recipe:
         return self.group_size > 0
 
     @property
+    def mx(self) -> bool:
+        """Whether weights are in a Microscaling format: packed UE8M0 scales a row and 32
+        columns."""
+        return self.weight_block is not None and self.weight_block[0] == 1
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """The dtype of what the GEMMs read beside the weights."""
+        return torch.float8_e4m3fn if self.quantized else torch.bfloat16
+
+    def columns_of(self, weight: torch.Tensor) -> int:
+        """The values in a row of a weight."""
+        return weight.shape[-1] * self.values_per_element
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a row of k values of a weight."""
+        return ceil_div(k, self.values_per_element) * self.weight_dtype.itemsize
+
+    def weight_scale_shape(self, experts: int, n: int, k: int, packed: bool) -> tuple[int, ...]:
+        """The shape of the scales of `experts` weights of n rows and k columns: packed UE8M0 words
+        a row, or fp32 a block."""
+        rows, columns = self.weight_block
+        if packed:
+            return (experts, n, ceil_div(k, GROUPS_PER_WORD * columns))
+        return (experts, ceil_div(n, rows), ceil_div(k, columns))
+
+    @property
     def targets(self) -> tuple[str, ...]:
         return tuple(target for target, _ in self.scale_forms)
 
@@ -60,6 +86,12 @@ class Recipe:
             f"dgmoe_ops.recipes: target must be one of {', '.join(self.targets)} for recipe"
             f" {self.name}, got {target!r}"
         )
+
+    def scale_form_name(self, packed: bool) -> str:
+        """The form of weight scales that are packed or not: what `platforms` calls it."""
+        if not self.quantized:
+            return "none"
+        return "packed_ue8m0" if packed or self.mx else "block_fp32"
 
     def scale_form(self, weight_scale: torch.Tensor | None) -> ScaleForm:
         """The form of activation scales that goes with these weight scales: the tensor decides, not
@@ -97,7 +129,8 @@ MXFP8 = Recipe(
     group_size=MX_GROUP,
     weight_block=(1, MX_GROUP),
     k_multiple=128,
-    scale_forms=tuple((target, "packed_ue8m0") for target in _UE8M0_TARGETS),
+    # SM120 has no cell for it.
+    scale_forms=tuple((target, "packed_ue8m0") for target in ("cpu", "sm90", "sm100")),
     sources=(Form.FLOAT, Form.MXFP8),
 )
 #: FP4 weights under FP8 activations in groups of 128
@@ -107,15 +140,14 @@ MXFP4 = Recipe(
     group_size=128,
     weight_block=(1, MX_GROUP),
     k_multiple=128,
-    scale_forms=tuple((target, "packed_ue8m0") for target in _UE8M0_TARGETS),
+    scale_forms=tuple((target, "packed_ue8m0") for target in TARGETS),
     sources=(Form.FLOAT, Form.MXFP4),
     values_per_element=2,
 )
 
-#: what `prepare_weights` makes
-WEIGHT_RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK, MXFP8, MXFP4)}
 #: what the layer runs
-RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK)}
+RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK, MXFP8, MXFP4)}
+WEIGHT_RECIPES = RECIPES  #: what `prepare_weights` makes: the same
 
 
 def _fail(where: str, arg: str, must: str, got) -> None:
@@ -153,7 +185,7 @@ def scale_recipes(
             known = ", ".join(WEIGHT_RECIPES)
             _fail("scale_recipes", "recipe", f"be one of {known}", repr(recipe))
         recipe = WEIGHT_RECIPES[recipe]
-    if recipe.weight_block is None or recipe.weight_block[0] != 1:
+    if not recipe.mx:
         return None, None
     block = activation_block_size or recipe.group_size
     legal = (32, 128) if recipe is MXFP8 else (recipe.group_size,)

@@ -206,10 +206,10 @@ def _check_platform(
     arch: int, layers: list[Layer], layouts: Iterable[str], own: dict, packed: bool
 ) -> None:
     for layer in layers:
-        form = "none" if not layer.recipe.quantized else "packed_ue8m0" if packed else "block_fp32"
+        form = layer.recipe.scale_form_name(packed)
         weight = own.get((layer.experts, *layer.gemms[0], layer.recipe.name))
         if layer.recipe.quantized and weight is not None:
-            form = "packed_ue8m0" if weight[1].dtype == torch.int32 else "block_fp32"
+            form = layer.recipe.scale_form_name(weight[1].dtype == torch.int32)
         for layout in layouts:
             platforms.check(arch, layer.recipe.name, layout, form)
 
@@ -255,7 +255,7 @@ def warmup(
             dict there, and every pair of tensors w13, w2 or w13_weight, w2_weight), a
             `LayerShape`, or a list of these.
         tokens: token counts: a list, a range, or a pair (first, last), both ends included.
-        recipe: "bf16" or "fp8_block". Default what the weights or the shape say.
+        recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4". Default what the weights or the shape say.
         top_k: experts a token. Default what the shape, or the module or one above it, says.
         num_experts: over all ranks. Default as top_k, else the experts of the weights.
         layouts: "masked", "contig".

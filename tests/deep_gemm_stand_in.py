@@ -55,6 +55,19 @@ def request(op=F8_MASKED, form=ScaleForm.MN_MAJOR, m=M, n=N, k=K, experts=E, **c
     return made._replace(**changes)
 
 
+def mx_request(op: str, recipe: str, **sizes) -> Request:
+    """A request of a grouped GEMM for MXFP8 weights, or for FP4 ones."""
+    made = request(op, ScaleForm.PACKED_UE8M0, **sizes)
+    groups = ceil_div(made.k, 32)
+    b_scale = scales(made.experts, made.n, groups, ScaleForm.PACKED_UE8M0)
+    if recipe == "mxfp4":
+        b = torch.zeros((*made.b.shape[:2], made.k // 2), dtype=torch.int8)
+        return made._replace(b=b, b_scale=b_scale, recipe_a=(1, 128), recipe_b=(1, 32))
+    batch = made.experts if made.masked else None
+    a_scale = scales(batch, made.m, groups, ScaleForm.PACKED_UE8M0)
+    return made._replace(a_scale=a_scale, b_scale=b_scale, recipe_a=(1, 32), recipe_b=(1, 32))
+
+
 class Library(types.ModuleType):
     """A `deep_gemm` whose functions record how they were called."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from deep_gemm_stand_in import request
+from deep_gemm_stand_in import mx_request, request
 
 from dgmoe_ops import config, platforms, prepare, recipes
 from dgmoe_ops.backends.deep_gemm import rules
@@ -17,16 +17,26 @@ LEGAL = {
     ("cpu", "bf16", "none"): BOTH,
     ("cpu", "fp8_block", "block_fp32"): BOTH,
     ("cpu", "fp8_block", "packed_ue8m0"): BOTH,
+    ("cpu", "mxfp8", "packed_ue8m0"): BOTH,
+    ("cpu", "mxfp4", "packed_ue8m0"): BOTH,
     (90, "bf16", "none"): BOTH,
     (90, "fp8_block", "block_fp32"): BOTH,
+    (90, "mxfp8", "packed_ue8m0"): BOTH,
+    (90, "mxfp4", "packed_ue8m0"): BOTH,
     (100, "bf16", "none"): BOTH,
     (100, "fp8_block", "packed_ue8m0"): BOTH,
+    (100, "mxfp8", "packed_ue8m0"): BOTH,
+    (100, "mxfp4", "packed_ue8m0"): BOTH,
     (103, "bf16", "none"): BOTH,
     (103, "fp8_block", "packed_ue8m0"): BOTH,
+    (103, "mxfp8", "packed_ue8m0"): BOTH,
+    (103, "mxfp4", "packed_ue8m0"): BOTH,
     (120, "bf16", "none"): {"contig"},
     (120, "fp8_block", "packed_ue8m0"): {"contig"},
+    (120, "mxfp4", "packed_ue8m0"): {"contig"},
     (121, "bf16", "none"): {"contig"},
     (121, "fp8_block", "packed_ue8m0"): {"contig"},
+    (121, "mxfp4", "packed_ue8m0"): {"contig"},
 }
 ARCHS = ("cpu", 70, 80, 89, 90, 100, 103, 110, 120, 121, 130)
 
@@ -68,6 +78,17 @@ def test_the_table_is_frozen(platform: platforms.Platform) -> None:
     assert isinstance(platform.cells, frozenset)
 
 
+def test_every_cell_has_one_backend() -> None:
+    for platform in platforms.PLATFORMS:
+        for cell in platforms.all_cells():
+            found = [b.name for b in platform.backends if cell in b.cells]
+            assert len(found) == (cell in platform.cells)
+            assert platforms.backend_of(platform.archs[0], *cell) == (found[0] if found else None)
+    assert platforms.backend_of(90, "mxfp8", "masked", "packed_ue8m0") == "Triton"
+    assert platforms.backend_of(90, "fp8_block", "masked", "block_fp32") == "DeepGEMM"
+    assert platforms.backend_of(80, "bf16", "masked", "none") is None
+
+
 @pytest.mark.parametrize(
     ("wanted", "would_work"),
     [
@@ -77,6 +98,9 @@ def test_the_table_is_frozen(platform: platforms.Platform) -> None:
         ((120, "fp8_block", "masked", "packed_ue8m0"), "contig with weight scales packed_ue8m0"),
         ((121, "bf16", "masked", "none"), 'target="sm120"'),
         (("cpu", "fp8_block", "masked", "none"), "block_fp32 or packed_ue8m0"),
+        ((90, "mxfp4", "contig", "block_fp32"), "contig with weight scales packed_ue8m0"),
+        ((120, "mxfp4", "masked", "packed_ue8m0"), "contig with weight scales packed_ue8m0"),
+        ((120, "mxfp8", "contig", "packed_ue8m0"), "mxfp8 runs on CPU, SM90, SM100/103; bf16, "),
         ((110, "bf16", "contig", "none"), "bf16 runs on CPU, SM90, SM100/103, SM120/121"),
         ((80, "fp8_block", "contig", "block_fp32"), "got SM80; fp8_block runs on CPU, SM90"),
     ],
@@ -100,7 +124,7 @@ def test_what_an_error_offers_is_legal(arch: int) -> None:
 @pytest.mark.parametrize(
     ("cell", "said"),
     [
-        (("mxfp8", "masked", "none"), "recipe must be one of bf16, fp8_block, got 'mxfp8'"),
+        (("fp6", "masked", "none"), "recipe must be one of bf16, fp8_block, mxfp4, mxfp8, got"),
         (("bf16", "auto", "none"), "layout must be one of masked, contig, got 'auto'"),
         (("bf16", "masked", "fp32"), "scale_form must be one of none, block_fp32, packed_ue8m0"),
     ],
@@ -121,5 +145,13 @@ def test_the_backend_takes_what_the_table_calls_legal(arch: int) -> None:
             if platforms.is_legal(arch, "fp8_block", layout, name):
                 rules.check_scales(made, arch // 10)
             else:
+                with pytest.raises(ValueError, match="SM"):
+                    rules.check_scales(made, arch // 10)
+        for recipe in ("mxfp8", "mxfp4"):
+            made = mx_request(f"grouped_gemm_nt_f8f8bf16_{layout}", recipe)
+            cell = (arch, recipe, layout, "packed_ue8m0")
+            if platforms.backend_of(*cell) == "DeepGEMM":
+                rules.check_scales(made, arch // 10)
+            elif recipe == "mxfp4" or arch // 10 != 12:
                 with pytest.raises(ValueError, match="SM"):
                     rules.check_scales(made, arch // 10)

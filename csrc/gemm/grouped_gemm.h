@@ -20,7 +20,8 @@ struct GroupedGemmPlan {
   ScaleLayout a_scale;  // with a_scale_data null for bf16
   const void* a_scale_data;
   int64_t a_gran_k;
-  const void* b;  // as a
+  const void* b;  // as a, or two e2m1 codes a byte where b_fp4: rows of k / 2 bytes
+  bool b_fp4;
   ScaleLayout b_scale;
   const void* b_scale_data;
   int64_t b_gran_mn, b_gran_k;
@@ -55,27 +56,51 @@ inline Granularity granularity(const Check& check, const char* arg,
   return {r[0], r[1]};
 }
 
-// Shapes and dtypes of a and b.
+// int8 rows of b hold two e2m1 codes a byte, so half the columns of a.
+inline void check_fp4_columns(const Check& check, const Tensor& a, const Tensor& b) {
+  const int64_t k = a.size(a.dim() - 1);
+  if (k % 2 == 0 && b.size(b.dim() - 1) == k / 2) return;
+  const std::string of_b = " for int8 b " + shape_text(b) + ", two e2m1 codes a byte";
+  check.that(k % 2 == 0, "a", "have an even number of columns" + of_b, shape_text(a));
+  check.that(false, "b",
+             "have k / 2 = " + std::to_string(k / 2) +
+                 " columns as int8, two e2m1 codes a byte,"
+                 " for a " +
+                 shape_text(a),
+             shape_text(b));
+}
+
+// Shapes and dtypes of a and b. `fp4` says that the op also takes packed FP4 as b.
 inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const Tensor& b,
-                                     ScalarType dtype, GemmLayout layout) {
+                                     ScalarType dtype, GemmLayout layout, bool fp4 = false) {
   const bool masked = layout == GemmLayout::kMasked;
   const bool dense = layout == GemmLayout::kDense;
   check.dtype("a", a, {dtype});
-  check.dtype("b", b, {dtype});
+  if (fp4) {
+    check.dtype("b", b, {dtype, ScalarType::Char});
+  } else {
+    check.dtype("b", b, {dtype});
+  }
+  const bool b_fp4 = dtype_of(b) == ScalarType::Char;
   check.dim("a", a, masked ? 3 : 2, masked ? "(experts, m, k)" : "(m, k)");
   check.dim("b", b, dense ? 2 : 3, dense ? "(n, k)" : "(experts, n, k)");
   check.same_device("b", b, "a", a);
   if (masked) check.size("b", b, 0, a.size(0), "the experts of a");
-  check.size("b", b, b.dim() - 1, a.size(a.dim() - 1), "k of a");
+  if (b_fp4) {
+    check_fp4_columns(check, a, b);
+  } else {
+    check.size("b", b, b.dim() - 1, a.size(a.dim() - 1), "k of a");
+  }
   check.contiguous("a", a);
   check.contiguous("b", b);
   GroupedGemmPlan plan{};
   plan.a = data_of(a);
   plan.b = data_of(b);
+  plan.b_fp4 = b_fp4;
   plan.experts = dense ? 1 : b.size(0);
   plan.m = a.size(a.dim() - 2);
   plan.n = b.size(b.dim() - 2);
-  plan.k = b.size(b.dim() - 1);
+  plan.k = a.size(a.dim() - 1);
   plan.expected_m = plan.m;
   plan.layout = layout;
   return plan;
@@ -116,11 +141,17 @@ inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor&
   check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a",
              "be given together with recipe_b",
              recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
-  // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block.
+  // int32 weight scales are UE8M0 a row of b; fp32 ones a 128x128 block. FP4 has MX groups.
   const bool b_packed = dtype_of(b_scale) == ScalarType::Int;
+  const Granularity fallback_b{b_packed ? 1 : 128, plan.b_fp4 ? 32 : 128};
   const Granularity grain_a = granularity(check, "recipe_a", recipe_a, {1, 128});
-  const Granularity grain_b = granularity(check, "recipe_b", recipe_b, {b_packed ? 1 : 128, 128});
+  const Granularity grain_b = granularity(check, "recipe_b", recipe_b, fallback_b);
   check.that(grain_a.mn == 1, "recipe_a", "have one scale a row", grain_a.mn);
+  if (plan.b_fp4) {
+    check.that(b_packed, "b_scale", "be packed UE8M0 int32 for int8 b, which holds e2m1 codes",
+               dtype_name(dtype_of(b_scale)));
+    check.that(grain_b.mn == 1, "recipe_b", "have one scale a row for int8 b", grain_b.mn);
+  }
   plan_scales(check, plan, a, a_scale, b_scale, grain_a, grain_b);
 }
 

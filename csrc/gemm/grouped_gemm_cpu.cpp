@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "../common/parallel.h"
-#include "gemm_tile_cpu.h"
+#include "widen_cpu.h"
 
 namespace dgmoe {
 namespace {
@@ -16,14 +16,6 @@ constexpr int64_t kDenseRows = 128;   // from here on the machine's matrix produ
 
 struct RowRange {
   int64_t expert, first, count;  // `first` counts rows of d
-};
-
-// Rows of e4m3 bytes with scales, or of bf16 where `scale` is null.
-struct Operand {
-  const void* data;
-  const void* scale;
-  ScaleLayout layout;
-  int64_t gran_mn, gran_k, k;
 };
 
 // Rows of the result: bf16, or fp32.
@@ -51,35 +43,6 @@ struct Product {
   int64_t expert, rows, n, k;
   Rows d;  // the first of `rows` rows
 };
-
-DGMOE_INLINE void widen_bf16(const uint16_t* __restrict__ in, int64_t count,
-                             float* __restrict__ out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = bf16_to_float(in[i]);
-}
-
-DGMOE_INLINE void widen_e4m3(const uint8_t* __restrict__ in, int64_t count, float scale,
-                             float* __restrict__ out) {
-  for (int64_t i = 0; i < count; ++i) out[i] = e4m3_to_float(in[i]) * scale;
-}
-
-// Columns [begin, end) of a row as fp32. `row` counts over all experts, `batch` and `scale_row`
-// find its scales.
-DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t scale_row,
-                        int64_t begin, int64_t end, float* out) {
-  const int64_t base = row * x.k;
-  if (x.scale == nullptr) {
-    widen_bf16(static_cast<const uint16_t*>(x.data) + base + begin, end - begin, out);
-    return;
-  }
-  for (int64_t column = begin; column < end;) {
-    const int64_t group = column / x.gran_k;
-    const int64_t count = std::min(end, (group + 1) * x.gran_k) - column;
-    const float scale = load_scale(x.scale, x.layout, batch, scale_row / x.gran_mn, group);
-    widen_e4m3(static_cast<const uint8_t*>(x.data) + base + column, count, scale, out);
-    out += count;
-    column += count;
-  }
-}
 
 // Rows first + begin .. first + end to rows begin .. end of `out`, zero from k to `stride`.
 DGMOE_CPU_CLONES
@@ -192,8 +155,9 @@ bool batch_invariant() {
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
   const std::vector<RowRange> ranges = row_ranges(Check(op), plan);
   if (ranges.empty() || plan.n == 0) return;
-  const Operand a{plan.a, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
-  const Operand b{plan.b, plan.b_scale_data, plan.b_scale, plan.b_gran_mn, plan.b_gran_k, plan.k};
+  const Operand a{plan.a, false, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
+  const Operand b{plan.b,        plan.b_fp4, plan.b_scale_data, plan.b_scale, plan.b_gran_mn,
+                  plan.b_gran_k, plan.k};
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);

@@ -104,6 +104,8 @@ State& state() {
 
 thread_local int64_t thread_settings = 0;  // of the scope that this thread is in, as a hash
 
+bool is_fp4(const Tensor& b) { return dtype_of(b) == ScalarType::Char; }
+
 Shape shape_of(const DeepGemmCall& call) {
   return {static_cast<int64_t>(call.op),
           call.a->get_device_index(),
@@ -114,7 +116,7 @@ Shape shape_of(const DeepGemmCall& call) {
           call.k,
           call.expected_m,
           call.recipe_a_columns,
-          call.recipe_b_rows * 1024 + call.recipe_b_columns,
+          call.recipe_b_rows * 1024 + call.recipe_b_columns + (is_fp4(*call.b) ? 1 << 20 : 0),
           call.num_splits};
 }
 
@@ -146,6 +148,7 @@ DlTensor view(const Tensor& tensor) {
   out.dtype_bits = static_cast<uint8_t>(tensor.element_size() * 8);
   switch (dtype_of(tensor)) {
     case ScalarType::Int:
+    case ScalarType::Char:  // two e2m1 codes
       out.dtype_code = 0;
       break;
     case ScalarType::BFloat16:

@@ -1,13 +1,15 @@
 // grouped_gemm_nt_f8f8bf16_contig: d = a @ b^T by expert, on contiguous segments.
 //   a           [m, k] float8_e4m3fn, contiguous
 //   a_scale     [m, groups] float32, or packed UE8M0 int32, any strides
-//   b           [experts, n, k] float8_e4m3fn, contiguous
+//   b           [experts, n, k] float8_e4m3fn, or [experts, n, k / 2] int8: two e2m1 codes a
+//               byte, the low nibble first; contiguous
 //   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
-//               [experts, n, ceil(k / 512)], any strides
+//               [experts, n, ceil(k / 512)], any strides; for int8 b packed, ceil(k / 128) words
 //   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
 //               front of its padding
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
-//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed, or (1, 128)
+//               and (1, 32) for int8 b; MXFP8 is (1, 32) twice
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
@@ -31,7 +33,8 @@ inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_contig(
     const Tensor& m_indices, const std::optional<std::vector<int64_t>>& recipe_a,
     const std::optional<std::vector<int64_t>>& recipe_b, const std::optional<Tensor>& out = {}) {
   const Check check("grouped_gemm_nt_f8f8bf16_contig");
-  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kContig);
+  GroupedGemmPlan plan =
+      plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kContig, true);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);
   plan_rows(check, plan, a, "m_indices", m_indices);
   return plan_output(

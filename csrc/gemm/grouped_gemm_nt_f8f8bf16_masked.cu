@@ -14,10 +14,12 @@ Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor
   GroupedGemmCall call = plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
                                                               expected_m, recipe_a, recipe_b, out);
   const GroupedGemmPlan& p = call.plan;
+  // The library's own default is not that of FP4.
+  const bool named = recipe_a.has_value() || p.b_fp4;
   deep_gemm(scope,
             {DeepGemmOp::kGroupedF8Masked, "grouped_gemm_nt_f8f8bf16_masked", &a, &a_scale, &b,
-             &b_scale, &masked_m, p.experts, p.m, p.n, p.k, expected_m, columns_of(recipe_a),
-             rows_of(recipe_b), columns_of(recipe_b), 0, &call.d, nullptr});
+             &b_scale, &masked_m, p.experts, p.m, p.n, p.k, expected_m, named ? p.a_gran_k : 0,
+             named ? p.b_gran_mn : 0, named ? p.b_gran_k : 0, 0, &call.d, nullptr});
   return call.d;
 }
 

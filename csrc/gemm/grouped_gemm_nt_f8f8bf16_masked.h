@@ -1,13 +1,15 @@
 // grouped_gemm_nt_f8f8bf16_masked: d = a @ b^T by expert, on a masked slab.
 //   a           [experts, m, k] float8_e4m3fn, contiguous
 //   a_scale     [experts, m, groups] float32, or packed UE8M0 int32, any strides
-//   b           [experts, n, k] float8_e4m3fn, contiguous
+//   b           [experts, n, k] float8_e4m3fn, or [experts, n, k / 2] int8: two e2m1 codes a
+//               byte, the low nibble first; contiguous
 //   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
-//               [experts, n, ceil(k / 512)], any strides
+//               [experts, n, ceil(k / 512)], any strides; for int8 b packed, ceil(k / 128) words
 //   masked_m    [experts] int32 valid rows
 //   expected_m  a hint at the rows an expert has, at least 1; never changes the result
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
-//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed
+//               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed, or (1, 128)
+//               and (1, 32) for int8 b; MXFP8 is (1, 32) twice
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
@@ -31,7 +33,8 @@ inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_masked(
     const Tensor& masked_m, int64_t expected_m, const std::optional<std::vector<int64_t>>& recipe_a,
     const std::optional<std::vector<int64_t>>& recipe_b, const std::optional<Tensor>& out = {}) {
   const Check check("grouped_gemm_nt_f8f8bf16_masked");
-  GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kMasked);
+  GroupedGemmPlan plan =
+      plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kMasked, true);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);
   check.at_least("expected_m", expected_m, 1);
   plan.expected_m = expected_m;

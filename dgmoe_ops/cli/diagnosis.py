@@ -123,7 +123,6 @@ def backend(machine: Machine, arch: int | str, recipe: str, layout: str) -> str:
         for form in platforms.scale_forms(arch, recipe)
         if platforms.is_legal(arch, recipe, layout, form)
     ]
-    found = platforms.platform_of(arch)
     if not forms:
         return f"- ({platforms.arch_name(arch)} does not run it)"
     scales = "" if forms == ["none"] else f", scales {' or '.join(forms)}"
@@ -131,9 +130,12 @@ def backend(machine: Machine, arch: int | str, recipe: str, layout: str) -> str:
         return f"CPU kernel{scales}"
     if "_C_cuda.abi3.so" not in machine.libraries:
         return "- (_C_cuda is not built)"
-    if deep_gemm_fits(machine) is False:
+    name = platforms.backend_of(arch, recipe, layout, forms[0])
+    if name == "DeepGEMM" and deep_gemm_fits(machine) is False:
         return "- (DeepGEMM is missing or does not fit)"
-    return f"{found.backend}{scales}"
+    if name == "Triton" and machine.triton is None:
+        return "- (Triton is missing)"
+    return f"{name}{scales}"
 
 
 def table(machine: Machine) -> list[dict]:
@@ -152,6 +154,16 @@ def table(machine: Machine) -> list[dict]:
     ]
 
 
+def _runs_its_cells(machine: Machine, arch: int | str) -> bool:
+    """Whether an architecture has cells, and this machine what all of them need."""
+    found = [
+        backend(machine, arch, recipe, layout)
+        for recipe in platforms.RECIPES
+        for layout in platforms.layouts_of(arch, recipe)
+    ]
+    return bool(found) and not any(text.startswith("-") for text in found)
+
+
 def can_run(machine: Machine) -> bool:
     """Whether the layer runs here: on at least one GPU where there are any, else on the CPU.
 
@@ -159,7 +171,5 @@ def can_run(machine: Machine) -> bool:
     """
     if any(setting.error for setting in machine.settings):
         return False
-    rows = table(machine)
-    if machine.devices:
-        rows = [row for row in rows if row["device"] != platforms.arch_name("cpu")]
-    return any(not row["backend"].startswith("-") for row in rows)
+    archs = [device.arch for device in machine.devices] or ["cpu"]
+    return any(_runs_its_cells(machine, arch) for arch in archs)

@@ -49,6 +49,7 @@ class Machine:
         driver: whether an NVIDIA driver is there, seen by PyTorch or not.
         libraries: the loaded libraries of the package.
         deep_gemm: the installed distribution and version, or None.
+        triton: the installed version, or None.
         pins: versions of what the fitting wheel pins, None where not installed.
         nvcc: its path, or None; nvcc_version: its release.
         jit_cache: the folder in which DeepGEMM keeps its compiled kernels.
@@ -64,6 +65,7 @@ class Machine:
     driver: bool
     libraries: tuple[str, ...]
     deep_gemm: str | None
+    triton: str | None
     pins: dict[str, str | None]
     nvcc: str | None
     nvcc_version: str | None
@@ -150,6 +152,7 @@ def look() -> Machine:
         driver=Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None,
         libraries=dgmoe_ops.LIBRARIES,
         deep_gemm=deep_gemm.version(),
+        triton=_installed("triton"),
         pins={pin: _installed(pin.split("==")[0]) for pin in pins},
         nvcc=nvcc,
         nvcc_version=_nvcc_version(nvcc),

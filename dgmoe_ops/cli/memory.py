@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 from ..layouts import (
     TMA_ELEMENTS,
-    WEIGHT_BLOCK,
     LayoutFacts,
     ScaleForm,
     ceil_div,
@@ -36,7 +35,8 @@ class Call:
         experts: over all ranks.
         local_experts: on this rank.
         recipe: what the weights and activations are made of.
-        packed: whether scales are packed UE8M0, as SM100 and SM120 take them.
+        packed: whether scales are packed UE8M0, as SM100 and SM120 take them; those of mxfp8 and
+            mxfp4 are anyway.
     """
 
     tokens: int
@@ -67,11 +67,16 @@ class Call:
 
     @property
     def value_bytes(self) -> int:
-        return self.recipe.weight_dtype.itemsize
+        """Of an activation; those of a weight are the recipe's `row_bytes`."""
+        return self.recipe.activation_dtype.itemsize
+
+    @property
+    def packs(self) -> bool:
+        return self.packed or self.recipe.mx
 
     @property
     def form(self) -> ScaleForm:
-        return ScaleForm.PACKED_UE8M0 if self.packed else ScaleForm.MN_MAJOR
+        return ScaleForm.PACKED_UE8M0 if self.packs else ScaleForm.MN_MAJOR
 
     def facts(self, layout: str, memory_bytes: int | None) -> LayoutFacts:
         """What the layer would look at to choose a layout for this call."""
@@ -105,7 +110,7 @@ class Call:
     def weight_bytes_per_expert(self) -> tuple[int, int]:
         """Bytes of one expert's w13 and w2, scales included."""
         return tuple(
-            n * k * self.value_bytes + self._weight_scale_bytes(n, k)
+            n * self.recipe.row_bytes(k) + self._weight_scale_bytes(n, k)
             for n, k in (
                 (2 * self.padded_inter, self.padded_hidden),
                 (self.out_columns, self.padded_inter),
@@ -115,9 +120,8 @@ class Call:
     def _weight_scale_bytes(self, n: int, k: int) -> int:
         if not self.recipe.quantized:
             return 0
-        if self.packed:
-            return WORD * ceil_div(k, 4 * WEIGHT_BLOCK) * round_up(n, TMA_ELEMENTS)
-        return WORD * ceil_div(n, WEIGHT_BLOCK) * ceil_div(k, WEIGHT_BLOCK)
+        _, rows, columns = self.recipe.weight_scale_shape(1, n, k, self.packs)
+        return WORD * columns * (round_up(rows, TMA_ELEMENTS) if self.packs else rows)
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ def _place_scratch(call: Call, layout: str) -> dict[str, int]:
         return {}
     counters = {"counts, offsets": 2 * call.local_experts * WORD}
     if call.recipe.quantized:
-        form = ScaleForm.PACKED_UE8M0 if call.packed else ScaleForm.ROW_MAJOR
+        form = ScaleForm.PACKED_UE8M0 if call.packs else ScaleForm.ROW_MAJOR
         scale = call.scale_bytes(None, call.tokens, call.padded_hidden, form)
         return {"x": call.tokens * call.padded_hidden, "x_scale": scale, **counters}
     if call.padded_hidden != call.hidden:

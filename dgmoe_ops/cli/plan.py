@@ -239,7 +239,7 @@ def plan(
         intermediate,
         top_k,
         RECIPES[recipe],
-        packed=forms[0] == "packed_ue8m0",
+        packed=forms[:1] == ("packed_ue8m0",),
     )
     even = routing.row_counts(routing.even_ids(call), local)
     memory_bytes = _memory_bytes(gpu, device_memory_gib)

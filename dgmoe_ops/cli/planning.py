@@ -82,8 +82,8 @@ def _choice(explained: LayoutExplanation) -> dict:
 
 def _legal(arch: int | str, call: Call, layout: str) -> str | None:
     """None, or why the layout does not run there."""
-    form = "none" if not call.recipe.quantized else "packed_ue8m0" if call.packed else "block_fp32"
     try:
+        form = call.recipe.scale_form_name(call.packed)
         platforms.check(arch, call.recipe.name, layout, form)
     except ValueError as error:
         return str(error)

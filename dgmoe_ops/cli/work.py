@@ -64,5 +64,5 @@ def floor_seconds(call: Call, counts: list[int], gpu: Gpu) -> float:
     the matrix products of the routed rows, whichever takes longer. Unpadded, scales left out."""
     weights = 3 * call.hidden * call.intermediate
     used, rows = sum(count > 0 for count in counts), sum(counts)
-    read = used * weights * call.value_bytes / gpu.hbm_bytes_per_s
+    read = used * call.recipe.row_bytes(weights) / gpu.hbm_bytes_per_s
     return max(read, 2 * rows * weights / gpu.flops(call.recipe.quantized))

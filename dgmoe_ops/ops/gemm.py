@@ -33,15 +33,19 @@ def grouped_gemm_nt_f8f8bf16_masked(
         a: (experts, m, k) float8_e4m3fn, contiguous.
         a_scale: (experts, m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major
             on CUDA.
-        b: (experts, n, k) float8_e4m3fn, contiguous.
+        b: (experts, n, k) float8_e4m3fn, or (experts, n, k / 2) int8: two e2m1 codes a byte, the
+            low nibble first; contiguous.
         b_scale: (experts, ceil(n / 128), ceil(k / 128)) float32, or packed UE8M0 int32 (experts, n,
-            ceil(k / 512)).
+            ceil(k / 512)). For int8 `b` packed: (experts, n, ceil(k / 128)) by default.
         masked_m: (experts,) int32, valid rows of each expert.
         expected_m: a hint at the rows an expert has, at least 1; it never changes the result.
         recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128)
-            and (128, 128), or (1, 128) twice where `b_scale` is packed.
+            and (128, 128), or (1, 128) twice where `b_scale` is packed, or (1, 128) and (1, 32) for
+            int8 `b`. MXFP8 is (1, 32) twice.
         out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
             returned.
+
+    MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one

@@ -6,23 +6,33 @@ from collections.abc import Sequence
 
 import torch
 
-from ._float import ceil_div, decode_e4m3, on_cpu
+from ._float import ceil_div, decode_e2m1, decode_e4m3, on_cpu
 from .permute import poison_rows, spread
 from .scale import dequantized_scale
 
 
+def decode_values(q: torch.Tensor) -> torch.Tensor:
+    """Return float64 of e4m3 values, or of int8 that holds two e2m1 codes, the low nibble first."""
+    if q.dtype != torch.int8:
+        return decode_e4m3(q.contiguous())
+    byte = q.view(torch.uint8).long()
+    return decode_e2m1(torch.stack((byte % 16, byte // 16), dim=-1).flatten(-2)).double()
+
+
 def dequantize(q: torch.Tensor, scale: torch.Tensor, gran_mn: int, gran_k: int) -> torch.Tensor:
-    """Return float64 e4m3 values (.., mn, k) times the scale of their gran_mn x gran_k block."""
-    mn, k = q.shape[-2:]
+    """Return float64 values (.., mn, k) times the scale of their gran_mn x gran_k block."""
+    values = decode_values(q)
+    mn, k = values.shape[-2:]
     spread_scale = dequantized_scale(scale, ceil_div(k, gran_k))
     spread_scale = spread_scale.repeat_interleave(gran_mn, dim=-2)[..., :mn, :]
     spread_scale = spread_scale.repeat_interleave(gran_k, dim=-1)[..., :k]
-    return decode_e4m3(q.contiguous()) * spread_scale
+    return values * spread_scale
 
 
 def _operands(a, a_scale, b, b_scale, recipe_a, recipe_b) -> tuple[torch.Tensor, torch.Tensor]:
     gran_a = tuple(recipe_a or (1, 128))
-    gran_b = tuple(recipe_b or (1 if b_scale.dtype == torch.int32 else 128, 128))
+    columns_b = 32 if b.dtype == torch.int8 else 128
+    gran_b = tuple(recipe_b or (1 if b_scale.dtype == torch.int32 else 128, columns_b))
     return dequantize(a, a_scale, *gran_a), dequantize(b, b_scale, *gran_b)
 
 

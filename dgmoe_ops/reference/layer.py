@@ -7,16 +7,7 @@ import torch
 from ._float import decode_ue8m0, on_cpu
 from .gemm import dequantize
 from .permute import quant_group_fp8_ref
-from .scale import PACKED, ROW_MAJOR, dequantized_scale
-
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def _fp4_values(packed: torch.Tensor) -> torch.Tensor:
-    """Return float64 of two e2m1 codes a byte, the low nibble first."""
-    table = torch.tensor([*_FP4, *(-value for value in _FP4)], dtype=torch.float64)
-    byte = packed.view(torch.uint8).long()
-    return table[torch.stack((byte & 15, byte >> 4), dim=-1)].flatten(-2)
+from .scale import PACKED, ROW_MAJOR
 
 
 def _name(recipe: object) -> str:
@@ -35,12 +26,10 @@ def dequantized_weight(
     gran_k = 32 if _name(recipe).startswith("mx") else 128
     if scale.dtype not in (torch.float32, torch.int32):
         scale = decode_ue8m0(scale.view(torch.uint8))
-    if weight.dtype == torch.float8_e4m3fn:
-        gran_mn = 1 if scale.shape[-2] == weight.shape[-2] else 128
-        return dequantize(weight, scale, gran_mn, gran_k)
-    values = _fp4_values(weight)
-    groups = values.shape[-1] // gran_k
-    return values * dequantized_scale(scale, groups).repeat_interleave(gran_k, dim=-1)
+    if weight.dtype == torch.uint8:
+        weight = weight.view(torch.int8)
+    gran_mn = 1 if scale.shape[-2] == weight.shape[-2] else 128
+    return dequantize(weight, scale, gran_mn, gran_k)
 
 
 def _run(
@@ -186,7 +175,7 @@ def fused_moe_quantized_ref(
         "beta": beta,
         "linear_beta": linear_beta,
     }
-    group = 32 if _name(recipe).startswith("mx") else 128
+    group = 32 if _name(recipe) == "mxfp8" else 128
     form = PACKED if w13_scale is not None and w13_scale.dtype == torch.int32 else ROW_MAJOR
 
     def first(x):

@@ -42,6 +42,7 @@ def made_up(arch: int | None = 90, **facts: object) -> machine.Machine:
         driver=arch is not None,
         libraries=BOTH,
         deep_gemm=f"sgl-deep-gemm {RELEASE}",
+        triton="3.6.0",
         pins={pin: pin.split("==")[1] for pin in PINS},
         nvcc="/usr/local/cuda/bin/nvcc",
         nvcc_version="13.0",
@@ -73,7 +74,7 @@ def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(found["libraries"]) == dgmoe_ops.LIBRARIES
     assert len(found["devices"]) == torch.cuda.device_count()
     cpu = [row for row in found["backends"] if row["device"] == "CPU"]
-    assert len(cpu) == 4 and all(row["backend"].startswith("CPU kernel") for row in cpu)
+    assert len(cpu) == 8 and all(row["backend"].startswith("CPU kernel") for row in cpu)
     if not found["devices"]:
         assert done.exit_code == 0
     assert CliRunner().invoke(main, ["doctor"]).exit_code == done.exit_code
@@ -145,7 +146,12 @@ def test_a_whole_machine_runs(arch: int | None, monkeypatch: pytest.MonkeyPatch)
     [
         (90, "bf16", "masked", "DeepGEMM"),
         (90, "fp8_block", "contig", "DeepGEMM, scales block_fp32"),
+        (90, "mxfp8", "masked", "Triton, scales packed_ue8m0"),
+        (90, "mxfp4", "contig", "Triton, scales packed_ue8m0"),
         (103, "fp8_block", "masked", "DeepGEMM, scales packed_ue8m0"),
+        (100, "mxfp4", "masked", "DeepGEMM, scales packed_ue8m0"),
+        (120, "mxfp4", "contig", "DeepGEMM, scales packed_ue8m0"),
+        (120, "mxfp8", "contig", "- (SM120 does not run it)"),
         (120, "fp8_block", "contig", "DeepGEMM, scales packed_ue8m0"),
         (120, "fp8_block", "masked", "- (SM120 does not run it)"),
         (110, "bf16", "contig", "- (SM110 does not run it)"),
@@ -200,6 +206,18 @@ def test_notes_do_not_stop_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         (problem,) = diagnosis.problems(found)
         assert what in problem.what and fix in problem.fix and not problem.blocks
         assert run_on(found, monkeypatch).exit_code == 0
+
+
+def test_each_backend_is_missed_where_it_runs() -> None:
+    for facts, recipe, other in (
+        ({"triton": None}, "mxfp4", "bf16"),
+        ({"deep_gemm": None, "pins": {}}, "bf16", "mxfp4"),
+    ):
+        found = made_up(90, **facts)
+        assert "missing" in diagnosis.backend(found, 90, recipe, "masked")
+        assert "missing" not in diagnosis.backend(found, 90, other, "masked")
+        assert not diagnosis.can_run(found)
+    assert diagnosis.can_run(made_up(100, triton=None))
 
 
 @pytest.mark.parametrize("arch", [80, 110])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from deep_gemm_stand_in import Library
+from deep_gemm_stand_in import Library, mx_request
 from deep_gemm_stand_in import pretend as pretend
 
 import dgmoe_ops
@@ -45,8 +45,12 @@ def assert_packed(sf: torch.Tensor, mn: int, k: int, gran_mn: int, gran_k: int, 
         assert sf.shape[0] == batch and sf.stride(0) == leading * sf.shape[-1]
 
 
-def assert_documented(name: str, args: tuple, kwargs: dict) -> None:
-    """The asserts of a grouped GEMM call with packed scales, default recipe (1, 1, 128)."""
+#: recipe -> what is named to the library, whose default is (1, 128) twice
+NAMED = {"mxfp8": ((1, 32), (1, 32)), "mxfp4": ((1, 128), (1, 32))}
+
+
+def assert_documented(name: str, args: tuple, kwargs: dict, recipe: str = "") -> None:
+    """The asserts of a grouped GEMM call with packed scales."""
     a, b, d, info, *expected_m = args
     masked = "masked" in name
     scaled = isinstance(a, tuple)
@@ -55,30 +59,35 @@ def assert_documented(name: str, args: tuple, kwargs: dict) -> None:
     assert_operand(b)
     assert d.dtype == torch.bfloat16 and d.is_contiguous()
     assert info.dtype == torch.int32 and info.is_contiguous() and info.dim() == 1
-    experts, n, k = b.shape
-    m = a.shape[-2]
-    assert experts > 0 and n > 0 and k > 0 and m > 0 and a.shape[-1] == k
+    experts, n, _ = b.shape
+    m, k = a.shape[-2:]
+    fp4 = recipe == "mxfp4"
+    assert experts > 0 and n > 0 and k > 0 and m > 0 and b.shape[-1] == (k // 2 if fp4 else k)
+    assert not fp4 or k % 128 == 0
     assert d.shape == (*a.shape[:-1], n)
     assert len(expected_m) == masked and all(value > 0 for value in expected_m)
     assert info.shape == ((experts,) if masked else (m,))
     assert masked or m % 128 == 0
-    assert not {"recipe", "recipe_a", "recipe_b"} & set(kwargs)
-    assert a.dtype == b.dtype == (torch.float8_e4m3fn if scaled else torch.bfloat16)
+    assert a.dtype == (torch.float8_e4m3fn if scaled else torch.bfloat16)
+    assert b.dtype == (torch.int8 if fp4 else a.dtype)
+    named = NAMED.get(recipe)
+    assert kwargs == ({"recipe_a": named[0], "recipe_b": named[1]} if named else {})
     if scaled:
-        assert_packed(a_sf, m, k, 1, 128, experts if masked else None)
-        assert_packed(b_sf, n, k, 1, 128, experts)
+        (_, columns_a), (_, columns_b) = named or ((1, 128), (1, 128))
+        assert_packed(a_sf, m, k, 1, columns_a, experts if masked else None)
+        assert_packed(b_sf, n, k, 1, columns_b, experts)
 
 
 def through_adapter(name: str, real):
     """The layer's GEMM, which also sends its operands through the adapter."""
     scaled = "f8f8" in name
 
-    def gemm(*args):
-        d = real(*args)
+    def gemm(*args, recipe_a=None, recipe_b=None):
+        d = real(*args, recipe_a=recipe_a, recipe_b=recipe_b) if scaled else real(*args)
         a, a_scale, b, b_scale = args[:4] if scaled else (args[0], None, args[1], None)
         info, *expected_m = args[4:] if scaled else args[2:]
         out = torch.empty_like(d)
-        numbers = (expected_m[0] if expected_m else 0, None, None, None)
+        numbers = (expected_m[0] if expected_m else 0, recipe_a, recipe_b, None)
         deep_gemm.run(deep_gemm.Request(name, a, a_scale, b, b_scale, info, *numbers, out, None))
         return d
 
@@ -116,7 +125,26 @@ def test_blackwell_gets_what_it_documents(
     calls = [call for call in handed.calls if "grouped" in call[0]]
     assert len(calls) == 2  # both GEMMs
     for call in calls:
-        assert_documented(*call)
+        assert_documented(*call, recipe)
+
+
+@pytest.mark.parametrize("arch_major", [10, 12])
+def test_fp4_is_refused_where_the_library_would(pretend, arch_major) -> None:
+    """Its rows come in tensor maps of 128 values, and its default granularity is another."""
+    pretend(Library(*ALL_NAMES), arch_major)
+    op = "grouped_gemm_nt_f8f8bf16_contig"
+    deep_gemm.run(mx_request(op, "mxfp4"))
+    with pytest.raises(ValueError, match=f"{op}: k must be a multiple of 128 for int8 b.*got 192"):
+        deep_gemm.run(mx_request(op, "mxfp4", k=192))
+    deep_gemm.run(mx_request(op, "mxfp8", k=192))
+
+
+def test_hopper_has_no_mx_in_the_library(pretend) -> None:
+    pretend(Library(*ALL_NAMES), 9)
+    for recipe in NAMED:
+        made = mx_request("grouped_gemm_nt_f8f8bf16_contig", recipe)
+        with pytest.raises(ValueError, match="must be .* on SM90.*, got"):
+            deep_gemm.run(made)
 
 
 def test_the_asserts_can_fail() -> None:

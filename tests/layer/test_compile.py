@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dgmoe_ops
+from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
 
 
@@ -40,7 +41,7 @@ CALLS = {"opaque": torch.ops.dgmoe.fused_moe, "inline": dgmoe_ops.fused_moe_inli
 
 
 @pytest.mark.parametrize("layout", ["masked", "contig", "auto"])
-@pytest.mark.parametrize("recipe", ["fp8_block", "bf16"])
+@pytest.mark.parametrize("recipe", list(RECIPES))
 @pytest.mark.parametrize("call", CALLS)
 def test_compile_fullgraph_dynamic(call, recipe, layout, device):
     torch._dynamo.reset()
@@ -60,17 +61,19 @@ def test_compile_fullgraph_dynamic(call, recipe, layout, device):
     assert len(graphs) == first, "another token count must not compile another graph"
 
 
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp4"])
 @pytest.mark.parametrize("call", CALLS)
-def test_inductor(call, device):
+def test_inductor(call, recipe, device):
     torch._dynamo.reset()
-    block, inputs = blocks("fp8_block", "contig", device, CALLS[call])
+    block, inputs = blocks(recipe, "contig", device, CALLS[call])
     compiled = torch.compile(block, fullgraph=True, dynamic=True)
     assert torch.equal(compiled(*inputs), block(*inputs))
 
 
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp8", "mxfp4"])
 @pytest.mark.parametrize("call", CALLS)
-def test_export(call, device):
-    block, inputs = blocks("fp8_block", "contig", device, CALLS[call])
+def test_export(call, recipe, device):
+    block, inputs = blocks(recipe, "contig", device, CALLS[call])
     tokens = torch.export.Dim("tokens", min=2, max=4096)
     shapes = {"x": {0: tokens}, "topk_weights": {0: tokens}, "ids": {0: tokens}}
     program = torch.export.export(block, inputs, dynamic_shapes=shapes)

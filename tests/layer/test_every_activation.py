@@ -5,6 +5,7 @@ import torch
 
 import dgmoe_ops
 from dgmoe_ops.activations import ACTIVATIONS
+from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.reference.layer import fused_moe_quantized_ref
 from dgmoe_ops.testing.layer import layer_inputs, relative_error
 
@@ -16,7 +17,10 @@ CASES = {
     "situ": {"activation": "situ", "beta": 0.5, "linear_beta": 2.0},
 }
 #: an e4m3 value beside a rounding boundary goes to the other neighbour now and then
-BOUND = {"cpu": {"bf16": 3e-3, "fp8_block": 5e-3}, "cuda": {"bf16": 3e-3, "fp8_block": 3e-2}}
+BOUND = {
+    "cpu": {"bf16": 3e-3, "fp8_block": 5e-3, "mxfp8": 5e-3, "mxfp4": 5e-3},
+    "cuda": {"bf16": 3e-3, "fp8_block": 3e-2, "mxfp8": 3e-2, "mxfp4": 3e-2},
+}
 TOKENS, EXPERTS, TOP_K = 33, 5, 2
 
 
@@ -42,14 +46,17 @@ def test_the_table_is_covered() -> None:
 
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("swizzle", [0, 8, 1])
-@pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("recipe", list(RECIPES))
 @pytest.mark.parametrize("name", CASES)
 def test_against_the_oracle(name, recipe, swizzle, with_bias, device) -> None:
     args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)
     x, weights, ids, w13, w13_scale, w2, w2_scale = args
     if w13_scale is not None:
-        # One scale everywhere, so that rows may change places.
-        w13_scale = torch.full_like(w13_scale, 2.0**-9)
+        # One scale everywhere, so that rows may change places; e2m1 values are smaller.
+        exponent = -9 if recipe != "mxfp4" else -4
+        packed = w13_scale.dtype == torch.int32
+        one = (127 + exponent) * 0x01010101 if packed else 2.0**exponent
+        w13_scale = w13_scale.clone().fill_(one)
     w13 = reordered(w13, swizzle)
     args = (x, weights, ids, w13, w13_scale, w2, w2_scale)
     kwargs |= CASES[name] | {"swizzle": swizzle, "routed_scaling_factor": 1.5}
@@ -65,7 +72,7 @@ def test_against_the_oracle(name, recipe, swizzle, with_bias, device) -> None:
     assert torch.equal(inline, contig)
 
 
-@pytest.mark.parametrize("recipe", ["bf16", "fp8_block"])
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_activations_differ(recipe, device) -> None:
     """No parameter is dropped on the way: each case has a result of its own."""
     args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)

@@ -12,7 +12,7 @@ from dgmoe_ops.testing.layer import layer_inputs
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("recipe", ["fp8_block", "bf16"])
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp4", "bf16"])
 def test_autocast_changes_nothing(recipe, dtype, device):
     """With many rows an expert too, where the CPU calls PyTorch's matrix product."""
     args, kwargs = layer_inputs(600, 2, 1, recipe, device)

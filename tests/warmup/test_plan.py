@@ -137,6 +137,26 @@ def test_weights_plan_like_their_shape(recipe, target) -> None:
         plan_warmup(prepared, tokens=[1])
 
 
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_tensors_tell_the_recipe(recipe) -> None:
+    """Of weights in a module's own buffers: by dtype and, for FP8, by the shape of the scales."""
+    prepared, held = weights(recipe), torch.nn.Module()
+    for name, tensor in zip(("w13", "w13_scale", "w2", "w2_scale"), prepared.tensors, strict=True):
+        held.register_buffer(name, tensor)
+    want = plan_warmup(prepared, tokens=[1, 300], top_k=2)
+    assert plan_warmup(held, tokens=[1, 300], top_k=2) == want
+    assert {call.recipe for call in want} == {recipe}
+    other = "mxfp8" if recipe != "mxfp8" else "fp8_block"
+    with pytest.raises(ValueError, match=f"recipe must be '{recipe}', as the layer has it, got"):
+        plan_warmup(held, tokens=[1], top_k=2, recipe=other)
+    # Rows this short have one word of scales either way: only the recipe tells them apart.
+    if recipe == "mxfp8":
+        short = weights(recipe, hidden=100, inter=100).tensors
+        held.w13, held.w13_scale, held.w2, held.w2_scale = short
+        assert plan_warmup(held, tokens=[1], top_k=2)[0].recipe == "fp8_block"
+        assert plan_warmup(held, tokens=[1], top_k=2, recipe=recipe)[0].recipe == recipe
+
+
 class Experts(torch.nn.Module):
     def __init__(self, **held) -> None:
         super().__init__()
@@ -183,7 +203,14 @@ def test_modules_hold_layers_in_many_ways() -> None:
             {"w13": torch.zeros(2, 8, 4), "w2": torch.zeros(2, 4, 4)},
             "deep.w13 must have weights as",
         ),
-        ({"w13": torch.zeros(2, 8, 4), "w2": torch.zeros(2, 4, 5)}, "deep.w13 must have weights ("),
+        (
+            {"w13": torch.zeros(2, 8, 4).bfloat16(), "w2": torch.zeros(2, 4, 5).bfloat16()},
+            "deep.w13 must have weights (",
+        ),
+        (
+            {"w13": torch.zeros(2, 8, 4).bfloat16(), "w2": torch.zeros(2, 4, 4).to(torch.int8)},
+            "deep.w13 must have weights as",
+        ),
         ({"w13": torch.zeros(8, 4), "w2": torch.zeros(4, 4)}, "deep.w13 must have weights ("),
     ],
 )

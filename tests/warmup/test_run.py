@@ -140,7 +140,7 @@ def test_bytes_are_those_of_the_tensors(recipe, packed, monkeypatch) -> None:
     for call in plan_warmup(shape, tokens=[1, 129]):
         runner, given = OpRunner(torch.device("cpu"), packed), []
 
-        def take(*arguments, given=given):
+        def take(*arguments, given=given, **recipes):
             given += [t for t in arguments if isinstance(t, torch.Tensor)]
 
         monkeypatch.setattr(torch.ops, "dgmoe", type("ops", (), {call.op: staticmethod(take)}))
@@ -178,9 +178,9 @@ def test_a_layer_calls_what_the_plan_names(monkeypatch) -> None:
                 op = f"grouped_gemm_nt_{kind}_{layout}"
                 real = getattr(dgmoe_ops.layer, op)
 
-                def spy(a, *rest, made=made, real=real):
+                def spy(a, *rest, made=made, real=real, **recipes):
                     made.append((tuple(a.shape), rest[-1] if isinstance(rest[-1], int) else None))
-                    return real(a, *rest)
+                    return real(a, *rest, **recipes)
 
                 monkeypatch.setattr(dgmoe_ops.layer, op, spy)
                 dgmoe_ops.fused_moe_inline(*args, layout=layout, **kwargs)

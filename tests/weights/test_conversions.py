@@ -13,7 +13,7 @@ import dgmoe_ops
 from dgmoe_ops import export_weights, prepare_weights
 
 SHAPES = [(2, 256, 128), (3, 200, 72), (1, 576, 130), (2, 64, 32)]
-PACKED = ("cpu", "sm100", "sm120")
+PACKED = ("cpu", "sm90", "sm100", "sm120")
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
@@ -101,6 +101,8 @@ def block_values(q: torch.Tensor, scale: torch.Tensor, halves: int) -> torch.Ten
 @pytest.mark.parametrize("target", PACKED)
 @pytest.mark.parametrize(("recipe", "make"), [("mxfp4", mxfp4), ("mxfp8", mxfp8)])
 def test_mx_checkpoints_come_back_to_the_bit(shape, target, recipe, make) -> None:
+    if (recipe, target) == ("mxfp8", "sm120"):
+        pytest.skip("nobody runs it there")
     checkpoint = make(*shape)
     prepared = prepare_weights(*checkpoint, recipe, target)
     experts, hidden, inter = shape
@@ -266,7 +268,8 @@ def test_an_odd_hidden_size_takes_one_column_more() -> None:
 def test_packed_tensors_again() -> None:
     for recipe, make in (("mxfp4", mxfp4), ("mxfp8", mxfp8), ("fp8_block", fp8_block)):
         once = prepare_weights(*make(2, 256, 256), recipe, "sm100")
-        assert same_weights(prepare_weights(*once.tensors, recipe, "sm120"), once)
+        other = "cpu" if recipe == "mxfp8" else "sm120"
+        assert same_weights(prepare_weights(*once.tensors, recipe, other), once)
     with pytest.raises(ValueError, match="w13 must be prepared for recipe fp8_block and target sm"):
         prepare_weights(*once.tensors, "fp8_block", "sm90")
     w13, s13, w2, s2 = once.tensors
@@ -331,14 +334,7 @@ def test_beyond_the_result_it_takes_one_expert(make, recipe, target) -> None:
 @pytest.mark.parametrize(
     ("make", "recipe", "target", "spoil", "says"),
     [
-        (
-            mxfp4,
-            "mxfp4",
-            "sm90",
-            {},
-            "target must be one of cpu, sm100, sm120 .*'sm90'; recipe",
-        ),
-        (mxfp8, "mxfp8", "sm90", {}, "target must be one of cpu, sm100, sm120 for recipe mxfp8"),
+        (mxfp8, "mxfp8", "sm120", {}, "target must be one of cpu, sm90, sm100 for recipe mxfp8"),
         (mxfp8, "mxfp4", "cpu", {}, "w13 must be one of .*int8.*, got float8_e4m3fn"),
         (mxfp4, "bf16", "cpu", {}, "w13 must be one of bfloat16, float32, got int8"),
         (

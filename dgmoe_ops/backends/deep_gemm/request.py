@@ -59,6 +59,11 @@ class Request(NamedTuple):
         return self.a.shape[-1]
 
     @property
+    def fp4(self) -> bool:
+        """Whether b holds two e2m1 codes a byte, so half as many columns as k."""
+        return self.b.dtype == torch.int8
+
+    @property
     def experts(self) -> int:
         return self.b.shape[0] if self.grouped else 1
 

@@ -54,6 +54,7 @@ class ArchRule:
         masked: whether there are masked kernels.
         alignments: rows to which segments of the contiguous layout may be padded.
         powers_of_two: whether the tensor core takes scales as exponents.
+        fp4: whether weights may be e2m1 codes, two a byte.
     """
 
     name: str
@@ -64,6 +65,7 @@ class ArchRule:
     masked: bool
     alignments: tuple[int, ...]
     powers_of_two: bool
+    fp4: bool
 
 
 _MX_RECIPES = frozenset(
@@ -81,6 +83,7 @@ RULES: dict[int, ArchRule] = {
         masked=True,
         alignments=(128,),
         powers_of_two=False,
+        fp4=False,
     ),
     10: ArchRule(
         "SM100",
@@ -91,6 +94,7 @@ RULES: dict[int, ArchRule] = {
         masked=True,
         alignments=(32, 64, 96, 128),
         powers_of_two=True,
+        fp4=True,
     ),
     12: ArchRule(
         "SM120",
@@ -101,10 +105,12 @@ RULES: dict[int, ArchRule] = {
         masked=False,
         alignments=(32, 64, 128),
         powers_of_two=True,
+        fp4=True,
     ),
 }
 
 _K_MULTIPLE = {1: 16, 2: 64}  # by bytes of a value: fp8 rows on 16 bytes, bf16 in whole blocks
+_FP4_K_MULTIPLE = 128  # of values, which a tensor map unpacks 128 at a time
 
 
 def rule_of(arch_major: int) -> ArchRule | None:
@@ -188,6 +194,9 @@ def check_scales(request: Request, arch_major: int) -> tuple[Request, dict[str, 
         raise refuse(op, "a", must, "a masked slab")
     if request.a_scale is None or request.b_scale is None:
         return request, {}
+    if request.fp4 and not rule.fp4:
+        must = f"be float8_e4m3fn on {rule.name}, for which DeepGEMM has no FP4 kernels"
+        raise refuse(op, "b", must, "int8, two e2m1 codes a byte")
     given = request.recipe_a is not None
     recipes = (request.recipe_a, request.recipe_b) if given else rule.default
     if recipes not in rule.recipes:
@@ -227,6 +236,9 @@ def check_sizes(request: Request, alignment: int = CONTIG_ALIGNMENT) -> None:
         check_prenorm_sizes(request)
         return
     multiple = _K_MULTIPLE[request.a.element_size()]
+    if request.fp4 and k % _FP4_K_MULTIPLE:
+        must = f"be a multiple of {_FP4_K_MULTIPLE} for int8 b, FP4, on CUDA"
+        raise refuse(op, "k", must, k)
     if k % multiple:
         raise refuse(op, "k", f"be a multiple of {multiple} on CUDA", k)
     if n % 8:

@@ -48,7 +48,16 @@ def _legal(device, m: int, n: int, k: int, alignment: int, strides: str):
     )  # fmt: skip
 
 
-def _operands(device, seed, masked, fp8, experts, m, n, k, alignment, strides, recipe, packed):
+def _codes(shape: tuple[int, ...], rng) -> torch.Tensor:
+    """Return int8 rows of shape[-1] e2m1 codes, two a byte."""
+    *outer, k = shape
+    byte = torch.randint(0, 256, (*outer, k // 2), generator=rng)
+    return byte.to(torch.uint8).view(torch.int8)
+
+
+def _operands(
+    device, seed, masked, fp8, experts, m, n, k, alignment, strides, recipe, packed, fp4=False
+):
     """Return a, a_scale, b, b_scale, row info; scales None for bf16."""
     most = m
     m, n, k, alignment, strides = _legal(device, m, n, k, alignment, strides)
@@ -61,13 +70,13 @@ def _operands(device, seed, masked, fp8, experts, m, n, k, alignment, strides, r
         valid = info >= 0
     dtype = torch.float8_e4m3fn if fp8 else torch.bfloat16
     a = poison_padding(_values((*valid.shape, k), rng).to(dtype), valid)
-    b = _values((experts, n, k), rng).to(dtype)
+    b = _codes((experts, n, k), rng) if fp4 else _values((experts, n, k), rng).to(dtype)
     if not fp8:
         return a.to(device), None, b.to(device), None, info.to(device)
     gran_a, (gran_mn, gran_b) = recipe[0][1], recipe[1]
     a_scale = _scales(valid.shape[:-1], valid.shape[-1], -(-k // gran_a), packed)
     a_scale = poison_padding(a_scale, valid)
-    b_scale = _scales((experts,), -(-n // gran_mn), -(-k // gran_b), packed)
+    b_scale = _scales((experts,), -(-n // gran_mn), -(-k // gran_b), packed or fp4)
     return (
         a.to(device),
         with_strides(a_scale.to(device), strides),
@@ -83,18 +92,26 @@ _RECIPES = {
     "mx": ((1, 32), (1, 32)),
     "mixed": ((1, 128), (1, 32)),
 }
+_FP4_RECIPES = {
+    "fp4": ((1, 128), (1, 32)),
+    "fp4_mx": ((1, 32), (1, 32)),
+    "fp4_row": ((1, 128), (1, 128)),
+}
+_GROUPED_RECIPES = {**_RECIPES, **_FP4_RECIPES}
 
 
 def _fp8(
     masked, device, *, seed, experts=3, m=5, n=24, k=192, alignment=8, strides="dense",
     recipe="block", packed=False, explicit=False,
 ):  # fmt: skip
-    grains = _RECIPES[recipe]
+    grains, fp4 = _GROUPED_RECIPES[recipe], recipe in _FP4_RECIPES
+    k += k % 2 if fp4 else 0
     args = _operands(
-        device, seed, masked, True, experts, m, n, k, alignment, strides, grains, packed
+        device, seed, masked, True, experts, m, n, k, alignment, strides, grains, packed, fp4
     )
-    # The defaults: block, or row where the weight scales are packed.
-    explicit = explicit or grains != _RECIPES["row" if packed else "block"]
+    # The defaults: block, or row where the weight scales are packed; fp4 for FP4 weights.
+    default = "fp4" if fp4 else "row" if packed else "block"
+    explicit = explicit or grains != _GROUPED_RECIPES[default]
     kwargs = {"recipe_a": list(grains[0]), "recipe_b": list(grains[1])} if explicit else {}
     return (*args, *((max(1, m),) if masked else ())), kwargs
 
@@ -185,6 +202,12 @@ _FP8_SHAPES = [
     {"k": 200, "packed": True, "recipe": "mx", "strides": "sliced"},
     {"k": 200, "packed": True, "recipe": "mixed"},
     {"k": 100, "recipe": "mx"},
+    {"k": 0, "recipe": "fp4"},
+    {"k": 2, "n": 1, "m": 1, "experts": 1, "recipe": "fp4"},
+    {"k": 384, "recipe": "fp4", "packed": True},
+    {"k": 200, "recipe": "fp4", "packed": True, "strides": "sliced", "explicit": True},
+    {"k": 98, "n": 33, "recipe": "fp4_mx", "packed": True, "strides": "transposed"},
+    {"k": 258, "recipe": "fp4_row", "strides": "stepped"},
 ]
 _CUDA_SHAPES = [
     {"experts": 1, "m": 1, "n": 128, "k": 128},
@@ -273,7 +296,7 @@ def _fp8_sample(build) -> Sample:
     space = {
         **_SPACE,
         "strides": STRIDES,
-        "recipe": tuple(_RECIPES),
+        "recipe": tuple(_GROUPED_RECIPES),
         "packed": (False, True),
         "explicit": (False, True),
     }
