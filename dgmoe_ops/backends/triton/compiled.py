@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import kernel
+from .tiles import Config, Product
 
 TARGET = GPUTarget("cuda", 90, 32)
 _ALIGNED = ("a", "a_scale", "b", "b_scale", "masked_m", "m_indices", "d")
-
-
-class Product(NamedTuple):
-    """What a kernel is compiled for."""
-
-    masked: bool
-    fp4: bool  #: b is MXFP4, otherwise MXFP8
-    experts: int
-    n: int
-    k: int
-    a_columns: int  #: columns of a that share a scale: 32 or 128
-
-
-class Config(NamedTuple):
-    """How it is tiled."""
-
-    block_m: int  #: tokens
-    block_n: int  #: rows of a weight
-    stages: int
-    warps: int
 
 
 def _source(product: Product, config: Config) -> ASTSource:
@@ -87,3 +69,31 @@ def arguments(product, a, a_scale, b, b_scale, info, d, m):
     head = (a, a_scale, b, b_scale, info, d, product.experts, m, None, None)
     tail = (batch, a_scale.stride(-1), b_scale.stride(0), b_scale.stride(-1))
     return (*head, *tail, *[None] * (8 if product.masked else 7))
+
+
+def resident(compiled: triton.compiler.CompiledKernel, device: int) -> int:
+    """Programs that a multiprocessor holds at once; loads the kernel."""
+    compiled._init_handles()
+    threads = 32 * compiled.metadata.num_warps
+    registers = 65536 // (max(1, -(-compiled.n_regs // 8) * 8) * threads)
+    properties = torch.cuda.get_device_properties(device)
+    shared = getattr(properties, "shared_memory_per_multiprocessor", 228 << 10)
+    programs = shared // (compiled.metadata.shared + 1024)
+    return max(1, min(registers, programs, 2048 // threads, 32))
+
+
+def launcher(product: Product, config: Config, m: int, device: int, sms: int | None) -> Callable:
+    """Load a kernel on the current device, and return what launches it on the current stream."""
+    compiled = compile_kernel(product, config)
+    count = sms or torch.cuda.get_device_properties(device).multi_processor_count
+    most = count * resident(compiled, device)
+    launch = compiled[(programs(product, config, m, most), 1, 1)]
+    stream_of = torch._C._cuda_getCurrentRawStream
+    fp4 = product.fp4
+
+    def call(a, a_scale, b, b_scale, info, d) -> None:
+        b = b.view(torch.uint8) if fp4 else b
+        given = arguments(product, a, a_scale, b, b_scale, info, d, m)
+        launch(*given, stream=stream_of(device))
+
+    return call
