@@ -69,12 +69,14 @@ class BuildLibraries(BuildExtension):
     def build_extension(self, ext):
         base = self.build_temp
         self.build_temp = str(Path(base) / ext.name)
-        # Without CUDA in PyTorch its helper writes no dependency files for .cu: start over instead
-        # of linking objects that a changed header made stale.
-        library = Path(self.get_ext_fullpath(ext.name))
-        newest = max((ROOT / header).stat().st_mtime for header in headers())
-        if not library.exists() or library.stat().st_mtime < newest:
-            shutil.rmtree(self.build_temp, ignore_errors=True)
+        # Without CUDA in PyTorch its helper writes no dependency files for .cu: objects that a
+        # changed header made stale are dropped here. A room includes itself and common.
+        for built in Path(self.build_temp).glob("**/*.o"):
+            used = [
+                h for h in map(Path, headers()) if h.parent.name in (built.parent.name, "common")
+            ]
+            if built.stat().st_mtime < max((ROOT / header).stat().st_mtime for header in used):
+                built.unlink()
         try:
             super().build_extension(ext)
         finally:

@@ -33,7 +33,7 @@ def run_until(layer: Staged, stage: str, inputs: LayerInputs, weights: LayerWeig
 
 
 def _ours(layout: str, inputs: LayerInputs, weights: LayerWeights) -> Iterator[torch.Tensor | None]:
-    experts, _, padded_hidden = weights.w13.shape
+    experts = weights.w13.shape[0]
     tokens, top_k = inputs.topk_ids.shape
     recipe = RECIPES[weights.recipe]
     stages = Stages(
@@ -42,7 +42,7 @@ def _ours(layout: str, inputs: LayerInputs, weights: LayerWeights) -> Iterator[t
         form=recipe.scale_form(weights.w13_scale),
         experts=experts,
         expert_start=0,
-        padded_hidden=padded_hidden,
+        padded_hidden=recipe.columns_of(weights.w13),
         expected_m=expected_rows(tokens, top_k, experts),
     )
     rows, scale, where, src2dst = place(stages, inputs.hidden_states, inputs.topk_ids)

@@ -4,10 +4,11 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 """
 
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
-from . import layouts, ops, recipes, routing
+from . import checkpoints, layouts, ops, recipes, routing
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
 from .block import moe_block, router_logits
-from .export import export_weights
+from .checkpoints import load_moe_layer
+from .export import export_biases, export_weights
 from .layer import fused_moe, fused_moe_inline
 from .prepare import MoEWeights, prepare_weights
 from .recipes import infer_recipe, scale_recipes
@@ -20,13 +21,16 @@ __all__ = [
     "LIBRARIES",
     "LayerShape",
     "MoEWeights",
+    "checkpoints",
     "contiguous_alignment",
     "down_gemm_overlap",
+    "export_biases",
     "export_weights",
     "fused_moe",
     "fused_moe_inline",
     "infer_recipe",
     "layouts",
+    "load_moe_layer",
     "moe_block",
     "num_sms",
     "ops",

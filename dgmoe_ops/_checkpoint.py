@@ -35,7 +35,7 @@ def values_per_element(weight: torch.Tensor) -> int:
     return 2 if weight.dtype in FP4_DTYPES else 1
 
 
-def _weight_dtypes(form: Form) -> tuple[torch.dtype, ...]:
+def weight_dtypes(form: Form) -> tuple[torch.dtype, ...]:
     return {Form.FLOAT: FLOATS, Form.MXFP4: FP4_DTYPES}.get(form, (F8,))
 
 
@@ -70,7 +70,7 @@ def forms_of(
     weight: torch.Tensor, scale: torch.Tensor | None, halves: int, among: tuple[Form, ...]
 ) -> list[Form]:
     """The forms among these that the weight (experts, n, k) and its scale can be."""
-    forms = [form for form in among if weight.dtype in _weight_dtypes(form)]
+    forms = [form for form in among if weight.dtype in weight_dtypes(form)]
     if scale is None:
         return [form for form in forms if form is Form.FLOAT]
     return [f for f in forms if f is not Form.FLOAT and _fits(f, weight, scale, halves)]
@@ -85,9 +85,9 @@ def refuse(
     among: tuple[Form, ...],
 ) -> NoReturn:
     """Say which of the weight and its scale is wrong, and what would be right."""
-    forms = [form for form in among if weight.dtype in _weight_dtypes(form)]
+    forms = [form for form in among if weight.dtype in weight_dtypes(form)]
     if not forms:
-        dtypes = dict.fromkeys(name(d) for form in among for d in _weight_dtypes(form))
+        dtypes = dict.fromkeys(name(d) for form in among for d in weight_dtypes(form))
         raise ValueError(
             f"{where}: {arg} must be one of {', '.join(dtypes)}, got {name(weight.dtype)}"
         )

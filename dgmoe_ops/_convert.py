@@ -1,17 +1,18 @@
 """Conversions of expert weights, an expert at a time: beyond the result, the memory of one expert.
 
-Every conversion pads rows and columns with zeros; gate and up rows are padded apart.
+Gate and up are converted apart. Rows and columns are padded with zeros where they are written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 
-from ._checkpoint import E8M0, F8, Form
-from .layouts import MX_GROUP, WEIGHT_BLOCK, ScaleForm, ceil_div, scale_sizes_and_strides
+from ._checkpoint import E8M0, Form
+from .layouts import WEIGHT_BLOCK, ScaleForm, ceil_div, scale_sizes_and_strides
 from .ops.scale import pack_ue8m0
 from .ops.weights import (
     dequant_mxfp4_to_fp8,
@@ -23,6 +24,84 @@ from .ops.weights import (
 from .recipes import BF16, FP8_BLOCK, MXFP4, MXFP8, Recipe
 
 _UNIT = 127  # the exponent byte of scale 1
+Halves = tuple[torch.Tensor, ...]  #: matrices of gate and of up, or the one of w2
+
+
+def halves_of(rows: torch.Tensor, halves: int, swizzle: int = 0) -> Halves:
+    """Gate rows and up rows of one expert: views, but for copies where chunks of rows take turns.
+
+    Args:
+        rows: (n, ..).
+        halves: 2, or 1 for w2, which comes back as it is.
+        swizzle: rows of gate, then of up, in turn; 0: all of gate, then all of up.
+    """
+    if halves == 1:
+        return (rows,)
+    size = rows.shape[0] // 2
+    if not swizzle:
+        return rows[:size], rows[size:]
+    turns = rows.unflatten(0, (size // swizzle, 2, swizzle))
+    return turns[:, 0].flatten(0, 1), turns[:, 1].flatten(0, 1)
+
+
+class Source(Protocol):
+    """Expert weights of one form that are read an expert at a time."""
+
+    form: Form
+    experts: int
+    device: torch.device  #: of what is made of them
+
+    @property
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        """(experts, n, k) values, and scales, where they lie in memory in the order of the result:
+        it may share them."""
+
+    def weight(self, expert: int) -> Halves:
+        """(rows, columns) of each half."""
+
+    def scale(self, expert: int) -> Halves | None:
+        """Of each half a scale a block, a tensor (no dimensions) or a row and 32 columns."""
+
+    def scale_name(self, expert: int) -> str:
+        """The scales in errors: who complains, and the name."""
+
+
+class Stacked:
+    """The `Source` of tensors that hold all experts, as `prepare_weights` takes them."""
+
+    def __init__(
+        self,
+        arg: str,
+        form: Form,
+        weight: torch.Tensor,
+        scale: torch.Tensor | None,
+        halves: int,
+        swizzle: int = 0,
+    ) -> None:
+        self._arg, self.form, self._halves = arg, form, halves
+        self._weight, self._scale, self._swizzle = weight, scale, swizzle
+        self.experts, self.device = weight.shape[0], weight.device
+
+    @property
+    def whole(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        return None if self._swizzle else (self._weight, self._scale)
+
+    def weight(self, expert: int) -> Halves:
+        return halves_of(self._weight[expert], self._halves, self._swizzle)
+
+    def scale(self, expert: int) -> Halves | None:
+        scale = self._scale
+        if scale is None:
+            return None
+        if self.form is Form.FP8_TENSOR:
+            each = scale[expert] if scale.dim() else scale
+            return each.expand(self._halves).unbind()
+        # Blocks do not take turns.
+        swizzle = 0 if self.form is Form.FP8_BLOCK else self._swizzle
+        return halves_of(scale[expert], self._halves, swizzle)
+
+    def scale_name(self, expert: int) -> str:
+        return f"dgmoe_ops.prepare_weights: {self._arg}_scale"
 
 
 @dataclass(frozen=True)
@@ -30,7 +109,6 @@ class Goal:
     """What one weight tensor becomes.
 
     Attributes:
-        arg: its name in errors.
         recipe, packed: the recipe, and whether scales are packed UE8M0.
         halves: 2 where rows are gate rows, then up rows.
         rows: of a half, after padding.
@@ -38,7 +116,6 @@ class Goal:
         search: choose FP4 exponents by least squared error.
     """
 
-    arg: str
     recipe: Recipe
     packed: bool
     halves: int
@@ -50,19 +127,27 @@ class Goal:
     def n(self) -> int:
         return self.halves * self.rows
 
-    def pad(self, matrix: torch.Tensor, columns: int, fill: int = 0) -> torch.Tensor:
-        """Pad one expert's matrix; fp8 is padded as bytes, of which zero is a zero."""
-        if matrix.dtype == F8:
-            return self.pad(matrix.view(torch.uint8), columns).view(F8)
-        if matrix.numel() == 0:
-            return matrix.new_full((self.n, columns), fill)
-        halves = matrix.reshape(self.halves, -1, matrix.shape[-1])
-        extra = (0, columns - matrix.shape[-1], 0, self.rows - halves.shape[1])
-        padded = torch.nn.functional.pad(halves, extra, value=fill) if any(extra) else halves
-        return padded.reshape(self.n, columns)
+    @property
+    def stored_columns(self) -> int:
+        """Elements of a row of the result."""
+        return self.columns // self.recipe.values_per_element
+
+    def apart(self, rows: torch.Tensor) -> list[torch.Tensor]:
+        """The halves of (n, ..)."""
+        return [rows[h * self.rows : (h + 1) * self.rows] for h in range(self.halves)]
 
 
-def exponent_bytes(arg: str, scale: torch.Tensor, expert: int) -> torch.Tensor:
+def write_padded(out: torch.Tensor, matrix: torch.Tensor, fill: int = 0) -> None:
+    """Write a matrix into the corner of `out` and `fill` elsewhere; bytes stay bytes."""
+    rows, columns = matrix.shape
+    if matrix.element_size() == 1:  # fp8 knows neither fill nor, on some devices, copies
+        matrix, out = matrix.view(torch.uint8), out.view(torch.uint8)
+    out[:rows, :columns].copy_(matrix)
+    out[rows:].fill_(fill)
+    out[:rows, columns:].fill_(fill)
+
+
+def exponent_bytes(name: str, scale: torch.Tensor, expert: int) -> torch.Tensor:
     """UE8M0 bytes of one expert's scales, exact: float32 must be powers of two, +0 is byte 0."""
     if scale.dtype != torch.float32:
         return scale.contiguous().view(torch.uint8)
@@ -74,49 +159,36 @@ def exponent_bytes(arg: str, scale: torch.Tensor, expert: int) -> torch.Tensor:
     if wrong.any():
         at = tuple(wrong.nonzero()[0].tolist())
         raise ValueError(
-            f"dgmoe_ops.prepare_weights: {arg}_scale must hold powers of two from 2^-127 to 2^127"
-            f" (UE8M0), got {float(scale[at])} in expert {expert} at {at}"
+            f"{name} must hold powers of two from 2^-127 to 2^127 (UE8M0), got {float(scale[at])}"
+            f" in expert {expert} at {at}"
         )
     return byte.to(torch.uint8)
 
 
-def tensor_blocks(scale: torch.Tensor, like: torch.Tensor, halves: int) -> torch.Tensor:
-    """A scale a tensor, an expert or a half of an expert as a scale a 128x128 block."""
-    experts, n, k = like.shape
-    rows = ceil_div(n // halves, WEIGHT_BLOCK)
-    scale = scale.reshape(-1, 1) if scale.dim() < 2 else scale
-    each = scale.expand(experts, halves).view(experts, halves, 1, 1)
-    whole = each.expand(experts, halves, rows, ceil_div(k, WEIGHT_BLOCK))
-    return whole.reshape(experts, halves * rows, ceil_div(k, WEIGHT_BLOCK))
-
-
-def _to_block(goal: Goal, form: Form, weight, scale, expert: int):
-    """One expert to e4m3 and its block scales, as fp32 or as exponent bytes."""
+def _to_block(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+    """A half to e4m3 and its block scales, as fp32 or as exponent bytes."""
     if form is Form.FLOAT:
-        return quant_block_fp8(goal.pad(weight, goal.columns), goal.packed)
+        return quant_block_fp8(weight, goal.packed)
     if form is Form.MXFP4:
-        # Scales of the padding must not count in the largest one of a block.
-        byte = goal.pad(exponent_bytes(goal.arg, scale, expert), goal.columns // MX_GROUP)
-        return dequant_mxfp4_to_fp8(goal.pad(weight, goal.columns // 2), byte)
-    q = goal.pad(weight, goal.columns)
-    return requant_block_ue8m0(q, scale) if goal.packed else (q, scale)
+        return dequant_mxfp4_to_fp8(weight, exponent_bytes(name, scale, expert))
+    if form is Form.FP8_TENSOR:
+        blocks = [ceil_div(size, WEIGHT_BLOCK) for size in weight.shape]
+        scale = scale.expand(blocks)
+    return requant_block_ue8m0(weight, scale) if goal.packed else (weight, scale)
 
 
-def _to_mx(goal: Goal, form: Form, weight, scale, expert: int):
-    """One expert to MXFP8 or MXFP4 and its exponent bytes."""
+def _to_mx(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+    """A half to MXFP8 or MXFP4 and its exponent bytes."""
     if form is not Form.FLOAT:
-        byte = exponent_bytes(goal.arg, scale, expert)
-    elif goal.recipe is MXFP8:
-        weight, byte = quant_mxfp8(weight)
-    else:
-        even = torch.nn.functional.pad(weight, (0, weight.shape[-1] % 2))
-        weight, byte = quant_mxfp4(even, goal.search)
-    columns = goal.columns // goal.recipe.values_per_element
-    return goal.pad(weight, columns), goal.pad(byte, ceil_div(goal.columns, MX_GROUP), _UNIT)
+        return weight, exponent_bytes(name, scale, expert)
+    if goal.recipe is MXFP8:
+        return quant_mxfp8(weight)
+    even = torch.nn.functional.pad(weight, (0, 1)) if weight.shape[-1] % 2 else weight
+    return quant_mxfp4(even, goal.search)
 
 
-def _to_bf16(goal: Goal, form: Form, weight, scale, expert: int):
-    return goal.pad(weight, goal.columns).to(torch.bfloat16), None
+def _to_bf16(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+    return weight, None
 
 
 _STEPS = {BF16.name: _to_bf16, FP8_BLOCK.name: _to_block, MXFP8.name: _to_mx, MXFP4.name: _to_mx}
@@ -128,65 +200,76 @@ class _Scales:
     def __init__(self, goal: Goal, experts: int, device: torch.device) -> None:
         self.goal = goal
         _, columns = goal.recipe.weight_block
-        groups = ceil_div(goal.columns, columns)
+        self.groups = ceil_div(goal.columns, columns)
         if not goal.packed:
-            shape = (experts, ceil_div(goal.n, WEIGHT_BLOCK), groups)
+            shape = (experts, ceil_div(goal.n, WEIGHT_BLOCK), self.groups)
             self.tensor = torch.empty(shape, dtype=torch.float32, device=device)
             return
-        sizes, strides = scale_sizes_and_strides(experts, goal.n, groups, ScaleForm.PACKED_UE8M0)
+        sizes, strides = scale_sizes_and_strides(
+            experts, goal.n, self.groups, ScaleForm.PACKED_UE8M0
+        )
         # Rows of alignment slack are copied along, so the allocation covers them.
         self.lines = torch.empty((experts, strides[0]), dtype=torch.int32, device=device)
         self.tensor = self.lines.as_strided(sizes, strides)
 
-    def put(self, expert: int, scale: torch.Tensor) -> None:
+    def put(self, expert: int, halves: list[torch.Tensor]) -> None:
         if not self.goal.packed:
-            self.tensor[expert] = scale.view(E8M0) if scale.dtype == torch.uint8 else scale
+            scale = torch.cat(
+                [s.view(E8M0).float() if s.element_size() == 1 else s for s in halves]
+            )
+            self.tensor[expert] = scale
             return
         if self.goal.recipe is FP8_BLOCK:
-            scale = scale.repeat_interleave(WEIGHT_BLOCK, 0)[: self.goal.n]
+            byte = torch.cat(halves).repeat_interleave(WEIGHT_BLOCK, 0)[: self.goal.n]
+        else:
+            size = (self.goal.n, self.groups)
+            byte = torch.empty(size, dtype=torch.uint8, device=self.tensor.device)
+            for out, scale in zip(self.goal.apart(byte), halves, strict=True):
+                write_padded(out, scale, _UNIT)
         words = self.lines.shape[1]
-        self.lines[expert] = pack_ue8m0(scale).as_strided((words,), (1,))
+        self.lines[expert] = pack_ue8m0(byte).as_strided((words,), (1,))
 
 
-def _keeps(goal: Goal, form: Form, weight: torch.Tensor) -> bool:
-    """Whether the values stay as they are, so that the result shares their memory."""
+def _shared(goal: Goal, source: Source) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+    """Values in memory that stay as they are, so that the result shares them, and their scales."""
     native = {BF16.name: Form.FLOAT, MXFP8.name: Form.MXFP8, MXFP4.name: Form.MXFP4}
-    same_form = form is native.get(goal.recipe.name)
-    if goal.recipe is FP8_BLOCK:
-        same_form = form is Form.FP8_BLOCK and not goal.packed
-    columns = goal.columns // goal.recipe.values_per_element
-    same_shape = tuple(weight.shape[1:]) == (goal.n, columns)
+    same_form = source.form is native.get(goal.recipe.name)
+    if goal.recipe is FP8_BLOCK and not goal.packed:
+        same_form = source.form in (Form.FP8_BLOCK, Form.FP8_TENSOR)
+    if source.whole is None or not same_form:
+        return None
+    weight, scale = source.whole
     dtypes = (torch.int8, torch.uint8) if goal.recipe is MXFP4 else (goal.recipe.weight_dtype,)
-    return same_form and same_shape and weight.dtype in dtypes
+    if tuple(weight.shape[1:]) != (goal.n, goal.stored_columns) or weight.dtype not in dtypes:
+        return None
+    return weight.contiguous().view(goal.recipe.weight_dtype), scale
 
 
 def convert(
-    goal: Goal,
-    form: Form,
-    weight: torch.Tensor,
-    scale: torch.Tensor | None,
-    advance: Callable[[], object],
+    goal: Goal, source: Source, advance: Callable[[], object]
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Convert (experts, n, k) weights of a form; returns values and scales."""
-    if form is Form.FP8_TENSOR:
-        scale, form = tensor_blocks(scale, weight, goal.halves), Form.FP8_BLOCK
-    experts = weight.shape[0]
-    keep = _keeps(goal, form, weight)
-    if keep:
-        q = weight.contiguous().view(goal.recipe.weight_dtype)
-        if scale is None or (not goal.packed and scale.dtype == torch.float32):
-            return q, None if scale is None else scale.contiguous()
+    """Convert the weights of a source; returns (experts, n, k) values and their scales."""
+    shared = _shared(goal, source)
+    if shared is None:
+        shape = (source.experts, goal.n, goal.stored_columns)
+        q = torch.empty(shape, dtype=goal.recipe.weight_dtype, device=source.device)
     else:
-        columns = goal.columns // goal.recipe.values_per_element
-        dtype = goal.recipe.weight_dtype
-        q = torch.empty((experts, goal.n, columns), dtype=dtype, device=weight.device)
-    scales = _Scales(goal, experts, weight.device) if goal.recipe.quantized else None
+        q, scale = shared
+        blocks = source.form is Form.FP8_BLOCK and not goal.packed
+        if scale is None or (blocks and scale.dtype == torch.float32):
+            return q, None if scale is None else scale.contiguous()
+    scales = _Scales(goal, source.experts, source.device) if goal.recipe.quantized else None
     step = _STEPS[goal.recipe.name]
-    for e in range(experts):
-        values, one = step(goal, form, weight[e], None if scale is None else scale[e], e)
-        if not keep:
-            q[e] = values.view(q.dtype)
+    for e in range(source.experts):
+        name = source.scale_name(e)
+        given = source.scale(e) or (None,) * goal.halves
+        made = []
+        for out, half, its_scale in zip(goal.apart(q[e]), source.weight(e), given, strict=True):
+            values, one = step(goal, source.form, half, its_scale, name, e)
+            if shared is None:
+                write_padded(out, values)
+            made.append(one)
         if scales is not None:
-            scales.put(e, one)
+            scales.put(e, made)
         advance()
     return q, None if scales is None else scales.tensor

@@ -63,7 +63,13 @@ def _shared_output(
     else:
         weights = torch.sigmoid(router_logits(hidden_states, gate)).expand(tokens, experts)
     return fused_moe(
-        hidden_states, weights, ids, *shared.tensors, recipe=shared.recipe, **activation
+        hidden_states,
+        weights,
+        ids,
+        *shared.tensors,
+        recipe=shared.recipe,
+        **shared.biases,
+        **activation,
     )
 
 
@@ -98,7 +104,8 @@ def moe_block(
     Args:
         hidden_states: (tokens, hidden) bfloat16.
         gate_weight: (experts, hidden) bfloat16 or float32, the router over all ranks' experts.
-        weights: the routed experts of this rank, from `prepare_weights`.
+        weights: the routed experts of this rank, from `prepare_weights` or `load_moe_layer`; their
+            biases are added.
         top_k: experts a token.
         gate_bias: (experts,), the bias of the router's linear layer (gpt-oss).
         scoring, bias, num_groups, topk_groups, group_scores, renormalize: as in
@@ -114,8 +121,8 @@ def moe_block(
         shared_gate: (1, hidden) weighs the shared experts of a token by its sigmoid (Qwen2-MoE).
         num_experts, expert_start, layout: as in `fused_moe`. Default of num_experts: the ids that
             routing can give.
-        activation: `activation`, its parameters, biases and more of `fused_moe`. Shared experts
-            take the same activation, without the biases.
+        activation: `activation`, its parameters, biases (where `weights` have none) and more of
+            `fused_moe`. Shared experts take the same activation, with their own biases.
 
     Returns:
         (tokens, hidden) bfloat16: the routed sum, plus the shared sum where there is one, each
@@ -128,6 +135,9 @@ def moe_block(
         _fail("hash_table", "be given together with token_ids", "one of the two")
     if shared_gate is not None and shared is None:
         _fail("shared_gate", "be None without shared experts", tuple(shared_gate.shape))
+    for name in weights.biases.keys() & activation.keys():
+        if activation[name] is not None:
+            _fail(name, "be None where weights bring one", tuple(activation[name].shape))
     logits = router_logits(hidden_states, gate_weight, gate_bias)
     scaled = {
         "scoring": scoring,
@@ -163,7 +173,7 @@ def moe_block(
         expert_start=expert_start,
         routed_scaling_factor=routed_scaling_factor,
         layout=layout,
-        **activation,
+        **{**activation, **weights.biases},
     )
     if shared is None:
         return routed

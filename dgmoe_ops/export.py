@@ -72,3 +72,19 @@ def export_weights(
         exported.append(_slice(weight, halves, rows, ceil_div(columns, recipe.values_per_element)))
         exported.append(_scale(scale, recipe, halves, rows, columns))
     return tuple(exported)
+
+
+def export_biases(weights: MoEWeights) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Take the biases of prepared weights back: without padding, gate columns, then up columns.
+
+    Args:
+        weights: from `prepare_weights` or `load_moe_layer`.
+
+    Returns:
+        w13_bias (experts, 2 * intermediate) and w2_bias (experts, hidden), or None where there is
+        none.
+    """
+    w13_bias, inter = weights.w13_bias, weights.intermediate_size
+    if w13_bias is not None and w13_bias.shape[1] != 2 * inter:
+        w13_bias = w13_bias.unflatten(1, (2, -1))[..., :inter].flatten(1)
+    return w13_bias, weights.w2_bias

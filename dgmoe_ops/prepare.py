@@ -3,17 +3,21 @@ load."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 
 from . import _checkpoint, _progress
 from ._checkpoint import Form, values_per_element
-from ._convert import Goal, convert
+from ._convert import Goal, Source, Stacked, convert, halves_of
 from .layouts import MX_GROUP, ScaleForm, round_up, scale_sizes_and_strides
 from .recipes import FP8_BLOCK, TARGETS, WEIGHT_RECIPES, Recipe
 
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
+_BIAS_DTYPES = (torch.float32, torch.bfloat16)
+SWIZZLES = (0, 1, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +32,8 @@ class MoEWeights:
         recipe: name of the recipe.
         target: what they were prepared for.
         hidden_size, intermediate_size: the sizes before padding.
+        w13_bias: (experts, 2 * intermediate) biases of GEMM1, padded, or None.
+        w2_bias: (experts, hidden) biases of GEMM2, or None.
     """
 
     w13: torch.Tensor
@@ -38,6 +44,8 @@ class MoEWeights:
     target: str
     hidden_size: int
     intermediate_size: int
+    w13_bias: torch.Tensor | None = None
+    w2_bias: torch.Tensor | None = None
 
     @property
     def tensors(
@@ -48,8 +56,15 @@ class MoEWeights:
         return self.w13, self.w13_scale, self.w2, self.w2_scale
 
     @property
+    def biases(self) -> dict[str, torch.Tensor]:
+        """The biases that there are, as keywords of `fused_moe`."""
+        both = {"w13_bias": self.w13_bias, "w2_bias": self.w2_bias}
+        return {name: bias for name, bias in both.items() if bias is not None}
+
+    @property
     def nbytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.tensors if t is not None)
+        held = (*self.tensors, *self.biases.values())
+        return sum(t.numel() * t.element_size() for t in held if t is not None)
 
 
 def padded_sizes(recipe: Recipe, hidden: int, inter: int) -> tuple[int, int, int]:
@@ -62,8 +77,8 @@ def padded_sizes(recipe: Recipe, hidden: int, inter: int) -> tuple[int, int, int
     )
 
 
-def _fail(arg: str, must: str, got) -> None:
-    raise ValueError(f"dgmoe_ops.prepare_weights: {arg} must {must}, got {got}")
+def _fail(arg: str, must: str, got, where: str = "prepare_weights") -> NoReturn:
+    raise ValueError(f"dgmoe_ops.{where}: {arg} must {must}, got {got}")
 
 
 def _forms(
@@ -79,16 +94,22 @@ def _forms(
     return forms
 
 
-def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> tuple[Recipe, list[Form]]:
-    """Check all arguments but the values of scales; return the recipe and the forms of w13, w2."""
+def check_recipe(where: str, recipe: str, target: str) -> Recipe:
+    """The recipe of a name, where it can be prepared for the target."""
     if recipe not in WEIGHT_RECIPES:
-        _fail("recipe", f"be one of {', '.join(WEIGHT_RECIPES)}", repr(recipe))
+        _fail("recipe", f"be one of {', '.join(WEIGHT_RECIPES)}", repr(recipe), where)
     if target not in TARGETS:
-        _fail("target", f"be one of {', '.join(TARGETS)}", repr(target))
+        _fail("target", f"be one of {', '.join(TARGETS)}", repr(target), where)
     chosen = WEIGHT_RECIPES[recipe]
     if target not in chosen.targets:
         must = f"be one of {', '.join(chosen.targets)} for recipe {recipe}"
-        _fail("target", must, repr(target))
+        _fail("target", must, repr(target), where)
+    return chosen
+
+
+def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> tuple[Recipe, list[Form]]:
+    """Check all arguments but the values of scales; return the recipe and the forms of w13, w2."""
+    chosen = check_recipe("prepare_weights", recipe, target)
     for arg, weight in (("w13", w13), ("w2", w2)):
         if weight.dim() != 3:
             _fail(arg, "have three dimensions, experts first", tuple(weight.shape))
@@ -140,6 +161,83 @@ def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool
     return True
 
 
+def _check_swizzle(swizzle: int, form: Form, inter: int, packed: bool) -> None:
+    if swizzle not in SWIZZLES:
+        _fail("swizzle", f"be one of {', '.join(map(str, SWIZZLES))}", swizzle)
+    if not swizzle:
+        return
+    if packed:
+        _fail("swizzle", "be 0 for prepared weights, which have gate and up in halves", swizzle)
+    if form is Form.FP8_BLOCK:
+        # A block's scale is of 64 gate and 64 up rows; in halves it would be of 128 rows of two
+        # blocks, and only requantising could give them one scale.
+        must = "be 0 for FP8 with a scale a 128x128 block: its blocks would mix gate and up"
+        _fail("swizzle", f"{must} (dequantise first)", swizzle)
+    if inter % swizzle:
+        _fail("w13", f"have rows of gate and up in whole chunks of {swizzle}", f"{inter} of each")
+
+
+def _check_bias(arg: str, bias: torch.Tensor | None, shape: tuple[int, int], like) -> None:
+    if bias is None:
+        return
+    if bias.dtype not in _BIAS_DTYPES:
+        _fail(arg, "be float32 or bfloat16", _checkpoint.name(bias.dtype))
+    if tuple(bias.shape) != shape:
+        _fail(arg, f"have shape {shape}", tuple(bias.shape))
+    if bias.device != like.device:
+        _fail(arg, f"be on the device of w13 ({like.device})", bias.device)
+
+
+def pad_w13_bias(bias: torch.Tensor | None, rows: int, swizzle: int) -> torch.Tensor | None:
+    """(experts, 2 * intermediate) biases to halves of `rows` each, padded with zeros."""
+    if bias is None:
+        return None
+    gate, up = halves_of(bias.t(), 2, swizzle)
+    if not swizzle and gate.shape[0] == rows:
+        return bias.contiguous()
+    out = bias.new_zeros((bias.shape[0], 2, rows))
+    out[:, 0, : gate.shape[0]] = gate.t()
+    out[:, 1, : up.shape[0]] = up.t()
+    return out.flatten(1)
+
+
+def prepare_sources(
+    source13: Source,
+    source2: Source,
+    chosen: Recipe,
+    target: str,
+    sizes: tuple[int, int],
+    advance: Callable[[], object],
+    *,
+    search: bool = False,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
+    swizzle: int = 0,
+) -> MoEWeights:
+    """Prepare weights that are read an expert at a time, after all checks.
+
+    Args:
+        source13, source2: what reads w13 and w2.
+        chosen, target: recipe and target, which take the forms of the sources.
+        sizes: hidden and intermediate size.
+        advance: called once for every expert of each source.
+        search: choose FP4 exponents by least squared error.
+        w13_bias, w2_bias: biases of all experts.
+        swizzle: how the columns of w13_bias stand.
+    """
+    hidden, inter = sizes
+    packed = chosen.weight_scale_form(target) == "packed_ue8m0"
+    padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
+    goal13 = Goal(chosen, packed, 2, padded_inter, padded_hidden, search)
+    goal2 = Goal(chosen, packed, 1, padded_out, padded_inter, search)
+    w13, w13_scale = convert(goal13, source13, advance)
+    w2, w2_scale = convert(goal2, source2, advance)
+    w13_bias = pad_w13_bias(w13_bias, padded_inter, swizzle)
+    w2_bias = None if w2_bias is None else w2_bias.contiguous()
+    tensors = (w13, w13_scale, w2, w2_scale)
+    return MoEWeights(*tensors, chosen.name, target, hidden, inter, w13_bias, w2_bias)
+
+
 def prepare_weights(
     w13: torch.Tensor | MoEWeights,
     w13_scale: torch.Tensor | None = None,
@@ -150,6 +248,9 @@ def prepare_weights(
     *,
     search: bool = False,
     progress: bool = True,
+    swizzle: int = 0,
+    w13_bias: torch.Tensor | None = None,
+    w2_bias: torch.Tensor | None = None,
 ) -> MoEWeights:
     """Prepare the expert weights of one layer: pad, quantise, and lay out the scales for a target.
 
@@ -176,6 +277,12 @@ def prepare_weights(
         target: "cpu", "sm90", "sm100" or "sm120".
         search: choose the exponents of floats to mxfp4 by least squared error.
         progress: show a bar where stderr is a terminal.
+        swizzle: how the rows of w13 (and of its scales, if a row has them, and w13_bias) stand: 0,
+            all of gate and all of up; 8, eight of each in turn; 1, one of each in turn. They come
+            out in halves, for `fused_moe` with swizzle 0. Not for 128x128 blocks, which would mix
+            gate and up.
+        w13_bias: (experts, 2 * intermediate) float32 or bfloat16, rows as in w13.
+        w2_bias: (experts, hidden) float32 or bfloat16.
 
     Returns:
         `MoEWeights`. Sizes are padded to the recipe's multiple with zeros, which contribute
@@ -197,17 +304,30 @@ def prepare_weights(
     if w2 is None:
         _fail("w2", "be given", None)
     chosen, (form13, form2) = _check(w13, w13_scale, w2, w2_scale, recipe, target)
-    w13, w13_scale, w2, w2_scale = (
-        tensor if tensor is None else tensor.detach() for tensor in (w13, w13_scale, w2, w2_scale)
+    w13, w13_scale, w2, w2_scale, w13_bias, w2_bias = (
+        tensor if tensor is None else tensor.detach()
+        for tensor in (w13, w13_scale, w2, w2_scale, w13_bias, w2_bias)
     )
     hidden, inter = w13.shape[2] * values_per_element(w13), w13.shape[1] // 2
-    if _prepared(w13, w13_scale, w2, w2_scale, chosen, target):
-        return MoEWeights(w13, w13_scale, w2, w2_scale, recipe, target, hidden, inter)
-    packed = chosen.weight_scale_form(target) == "packed_ue8m0"
-    padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
-    goal13 = Goal("w13", chosen, packed, 2, padded_inter, padded_hidden, search)
-    goal2 = Goal("w2", chosen, packed, 1, padded_out, padded_inter, search)
+    _check_bias("w13_bias", w13_bias, (w13.shape[0], 2 * inter), w13)
+    _check_bias("w2_bias", w2_bias, (w13.shape[0], hidden), w13)
+    prepared = _prepared(w13, w13_scale, w2, w2_scale, chosen, target)
+    _check_swizzle(swizzle, form13, inter, prepared)
+    if prepared:
+        tensors = (w13, w13_scale, w2, w2_scale)
+        return MoEWeights(*tensors, recipe, target, hidden, inter, w13_bias, w2_bias)
+    source13 = Stacked("w13", form13, w13, w13_scale, 2, swizzle)
+    source2 = Stacked("w2", form2, w2, w2_scale, 1)
     with _progress.steps(2 * w13.shape[0], f"preparing experts as {recipe}", progress) as advance:
-        w13, w13_scale = convert(goal13, form13, w13, w13_scale, advance)
-        w2, w2_scale = convert(goal2, form2, w2, w2_scale, advance)
-    return MoEWeights(w13, w13_scale, w2, w2_scale, recipe, target, hidden, inter)
+        return prepare_sources(
+            source13,
+            source2,
+            chosen,
+            target,
+            (hidden, inter),
+            advance,
+            search=search,
+            w13_bias=w13_bias,
+            w2_bias=w2_bias,
+            swizzle=swizzle,
+        )

@@ -203,7 +203,8 @@ def scale_recipes(
     return (1, block), (1, recipe.weight_block[1])
 
 
-_RECIPE_OF = {
+#: the recipe that takes a checkpoint form without conversion
+RECIPE_OF: dict[Form, Recipe] = {
     Form.FLOAT: BF16,
     Form.FP8_BLOCK: FP8_BLOCK,
     Form.FP8_TENSOR: FP8_BLOCK,
@@ -234,9 +235,9 @@ def infer_recipe(w13: torch.Tensor, w13_scale: torch.Tensor | None = None) -> Re
     forms = _checkpoint.forms_of(w13, w13_scale, 2, tuple(Form))
     if not forms:
         _checkpoint.refuse("dgmoe_ops.infer_recipe", "w13", w13, w13_scale, 2, tuple(Form))
-    found = {_RECIPE_OF[form].name for form in forms}
+    found = {RECIPE_OF[form].name for form in forms}
     if len(found) > 1:
         must = "tell the recipe (name it instead)"
         got = f"{tuple(w13_scale.shape)}, which fits {' and '.join(sorted(found))}"
         _fail("infer_recipe", "w13_scale", must, got)
-    return _RECIPE_OF[forms[0]]
+    return RECIPE_OF[forms[0]]

@@ -19,18 +19,27 @@ inline bool exact_activation() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
+// Blocks for each that runs at once. Where there is much to do, more blocks than run at once even out
+// what multiprocessors do in a time; where there is little, each more costs its look at the counts. How
+// many rows are valid only the device knows, so this goes by how many may be.
+inline int64_t gated_waves(const GatedPlan& in) {
+  const bool many = in.masked ? in.rows >= 2048 : in.rows >= 40 * 1024;
+  return !many ? 1 : in.inter < 1536 ? 4 : 8;
+}
+
 template <typename Activation, GatedCase kCase, typename Sink>
 void launch_gated_case(const GatedPlan& in, const CudaScope& scope, const Sink& sink) {
   const GatedTiling tiling = GatedTiling::of(in.inter);
-  // As many blocks as run at once, and each walks.
   const int64_t resident = gated_resident(kCase) * kGatedThreads / tiling.threads;
-  const unsigned grid = grid_for(ceil_div(in.batches * in.rows, tiling.rows), resident);
+  const unsigned grid =
+      grid_for(ceil_div(in.batches * in.rows, tiling.rows), resident * gated_waves(in));
+  const int shared = kCase == GatedCase::kAny ? 0 : tiling.threads * GatedStages::kBytesAThread;
   if (in.masked) {
-    DGMOE_LAUNCH((gated_masked_kernel<Activation, kCase, Sink>), grid, tiling.threads, 0, scope, in,
-                 tiling, sink);
+    DGMOE_LAUNCH((gated_masked_kernel<Activation, kCase, Sink>), grid, tiling.threads, shared,
+                 scope, in, tiling, sink);
   } else {
-    DGMOE_LAUNCH((gated_contig_kernel<Activation, kCase, Sink>), grid, tiling.threads, 0, scope, in,
-                 tiling, sink);
+    DGMOE_LAUNCH((gated_contig_kernel<Activation, kCase, Sink>), grid, tiling.threads, shared,
+                 scope, in, tiling, sink);
   }
 }
 

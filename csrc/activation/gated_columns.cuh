@@ -54,35 +54,86 @@ static __device__ __noinline__ GatedRaw load_elements(const uint16_t* row, int32
           make_uint4(words[4], words[5], words[6], words[7])};
 }
 
+// Whether a thread's columns are whole vectors.
+template <GatedCase kCase>
+__device__ __forceinline__ bool in_vectors(const GatedPlan& in) {
+  return kCase != GatedCase::kAny || in.inter % kGatedColumns == 0;
+}
+
+// Where the vectors of a half from `column` on stand.
+struct GatedVectors {
+  const uint16_t *low, *high;
+
+  __device__ __forceinline__ GatedVectors(const GatedPlan& in, const uint16_t* row, int32_t column)
+      : low(row + (in.swizzle != 0 ? 2 * static_cast<int64_t>(column) : column)),
+        high(low + (in.swizzle != 0 ? kGatedColumns : in.inter)) {}
+};
+
 // Both halves from `column` on: in memory's order where vectors reach them, else gates first. What
 // does not exist is zero.
 template <GatedCase kCase>
 __device__ __forceinline__ void load_raw(const GatedPlan& in, const uint16_t* row, int32_t column,
                                          GatedRaw (&raw)[2]) {
   const int32_t inter = static_cast<int32_t>(in.inter);
-  const bool turns = in.swizzle != 0;
-  const uint16_t* low = row + (turns ? 2 * static_cast<int64_t>(column) : column);
-  const uint16_t* high = low + (turns ? kGatedColumns : in.inter);
-  const int half = turns ? 2 * kGatedHalf : kGatedHalf;
-  const bool vectors = kCase != GatedCase::kAny || inter % kGatedColumns == 0;
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
-    if (!vectors) {
-      raw[h] = load_elements(row, inter, in.swizzle, column + h * kGatedHalf);
-    } else if (column + h * kGatedHalf < inter) {
-      raw[h] = {stream16(low + h * half), stream16(high + h * half)};
+    const int32_t first = column + h * kGatedHalf;
+    if (!in_vectors<kCase>(in)) {
+      raw[h] = load_elements(row, inter, in.swizzle, first);
+    } else if (first < inter) {
+      const GatedVectors at(in, row, first);
+      raw[h] = {stream16(at.low), stream16(at.high)};
     } else {
       raw[h] = {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
     }
   }
 }
 
+// A thread's raw columns on their way through shared memory, which needs no registers meanwhile. No
+// thread reads what another fetched.
+class GatedStages {
+ public:
+  static constexpr int kStages = 2;
+  static constexpr int kBytesAThread = kStages * 4 * sizeof(uint4);
+
+  __device__ explicit GatedStages(uint4* shared) : slots_(shared + threadIdx.x) {}
+
+  __device__ __forceinline__ void fetch(const GatedPlan& in, const uint16_t* row, int32_t column,
+                                        int stage) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int32_t first = column + h * kGatedHalf;
+      if (first >= in.inter) continue;
+      const GatedVectors at(in, row, first);
+      copy16_async(slot(stage, 2 * h), at.low);
+      copy16_async(slot(stage, 2 * h + 1), at.high);
+    }
+  }
+
+  __device__ __forceinline__ void take(const GatedPlan& in, int32_t column, int stage,
+                                       GatedRaw (&raw)[2]) const {
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const bool there = column + h * kGatedHalf < in.inter;
+      const uint4 zero = make_uint4(0, 0, 0, 0);
+      raw[h] = {there ? *slot(stage, 2 * h) : zero, there ? *slot(stage, 2 * h + 1) : zero};
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint4* slot(int stage, int i) const {
+    return slots_ + (stage * 4 + i) * blockDim.x;
+  }
+
+  uint4* slots_;
+};
+
 template <GatedCase kCase>
 __device__ __forceinline__ void widen_raw(const GatedPlan& in, const GatedRaw& raw,
                                           float (&g)[kGatedColumns], float (&u)[kGatedColumns]) {
   const uint32_t words[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
                              raw.high.x, raw.high.y, raw.high.z, raw.high.w};
-  if (in.swizzle == 1 && (kCase != GatedCase::kAny || in.inter % kGatedColumns == 0)) {
+  if (in.swizzle == 1 && in_vectors<kCase>(in)) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       g[i] = bits_float(words[i] << 16);
@@ -105,7 +156,7 @@ __device__ __forceinline__ void add_bias_row(const GatedPlan& in, const Element*
                                              float (&u)[kGatedColumns]) {
   float low[kGatedColumns];
   float high[kGatedColumns];
-  if (kCase != GatedCase::kAny || in.inter % kGatedColumns == 0) {
+  if (in_vectors<kCase>(in)) {
     if (column >= in.inter) return;
     const Element* at = row + (in.swizzle == 0 ? column : 2 * column);
     load8(at, low);

@@ -10,7 +10,6 @@
 namespace dgmoe {
 
 constexpr int kGatedThreads = 256;  // most threads a block
-constexpr int kGatedExperts = 4;    // experts a thread counts at once
 constexpr int kGatedLook = 8;       // entries of m_indices a thread looks at at once; up to 32
 
 // Blocks of kGatedThreads that a multiprocessor holds at least: four leave 64 registers a thread.
@@ -49,35 +48,90 @@ struct GatedSpot {
   int32_t batch, row, expert;
 };
 
-// Takes the spots of `walk` to the sink. Nothing is read ahead: registers for that would cost the
-// blocks that run meanwhile, which hide more.
+struct GatedStep {
+  GatedSpot spot;
+  int32_t column;
+  bool there;
+};
+
+// The steps of a thread: the rows of `walk`, and in each the columns that fall to the thread.
+template <typename Walk>
+class GatedSteps {
+ public:
+  __device__ GatedSteps(const GatedPlan& in, const GatedPlace& place, Walk& walk)
+      : walk_(walk),
+        inter_(static_cast<int32_t>(in.inter)),
+        lane_(place.index % kGatedLanes * kGatedColumns),
+        begin_(place.index / kGatedLanes * kGatedSpan),
+        step_(place.row_threads / kGatedLanes * kGatedSpan),
+        first_(inter_) {}
+
+  // A span's threads get the same answer; after the last step every further one is not there.
+  __device__ __forceinline__ void next(GatedStep& step) {
+    first_ += step_;
+    step.there = true;
+    if (first_ >= inter_) {
+      step.there = begin_ < inter_ && walk_.next(spot_);
+      first_ = step.there ? begin_ : inter_;
+    }
+    step.spot = spot_;
+    step.column = first_ + lane_;
+  }
+
+ private:
+  Walk& walk_;
+  GatedSpot spot_{};
+  int32_t inter_, lane_, begin_, step_;
+  int32_t first_;
+};
+
+// Takes the steps to the sink, the columns of the next ones under way while one is computed.
 template <typename Activation, GatedCase kCase, typename Walk, typename Sink>
 __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink,
                                            const GatedPlace& place, Walk& walk) {
+  constexpr bool kStaged = kCase != GatedCase::kAny;
+  constexpr int kAhead = kStaged ? GatedStages::kStages - 1 : 1;
+  extern __shared__ uint4 gated_stages[];
+  const GatedStages stages(gated_stages);
   const Activation activation(in.activation);
-  const int32_t lane = place.index % kGatedLanes * kGatedColumns;
-  const int32_t begin = place.index / kGatedLanes * kGatedSpan;
-  const int32_t step = place.row_threads / kGatedLanes * kGatedSpan;
-  const int32_t inter = static_cast<int32_t>(in.inter);
-  GatedSpot spot{};
-  if (begin >= inter) return;
-  while (walk.next(spot)) {
-    const uint16_t* row = in.gate_up + spot.batch * in.batch_stride + spot.row * in.row_stride;
-    for (int32_t first = begin; first < inter; first += step) {
-      const int32_t column = first + lane;
-      GatedRaw raw[2];
-      load_raw<kCase>(in, row, column, raw);
-      float y[2][kGatedColumns];
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float g[kGatedColumns];
-        float u[kGatedColumns];
-        widen_raw<kCase>(in, raw[h], g, u);
-        gated_products<Activation, kCase>(in, activation, spot.expert, column + h * kGatedHalf, g,
-                                          u, y[h]);
-      }
-      sink.template take<kCase>(spot.batch, spot.row, column, y);
+  GatedSteps<Walk> steps(in, place, walk);
+  const auto row_of = [&](const GatedSpot& spot) {
+    return in.gate_up + spot.batch * in.batch_stride + spot.row * in.row_stride;
+  };
+  GatedStep ahead[kAhead];
+  const auto look = [&](GatedStep& step, int stage) {
+    steps.next(step);
+    if constexpr (kStaged) {
+      if (step.there) stages.fetch(in, row_of(step.spot), step.column, stage);
+      commit_async();
     }
+  };
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) look(ahead[i], i);
+  int stage = 0;
+  while (ahead[0].there) {
+    const GatedStep step = ahead[0];
+#pragma unroll
+    for (int i = 1; i < kAhead; ++i) ahead[i - 1] = ahead[i];
+    look(ahead[kAhead - 1], stage == 0 ? kAhead : stage - 1);
+    GatedRaw raw[2];
+    if constexpr (kStaged) {
+      wait_async<kAhead>();
+      stages.take(in, step.column, stage, raw);
+      stage = stage == kAhead ? 0 : stage + 1;
+    } else {
+      load_raw<kCase>(in, row_of(step.spot), step.column, raw);
+    }
+    float y[2][kGatedColumns];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float g[kGatedColumns];
+      float u[kGatedColumns];
+      widen_raw<kCase>(in, raw[h], g, u);
+      gated_products<Activation, kCase>(in, activation, step.spot.expert,
+                                        step.column + h * kGatedHalf, g, u, y[h]);
+    }
+    sink.template take<kCase>(step.spot.batch, step.spot.row, step.column, y);
   }
 }
 
@@ -151,75 +205,86 @@ __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t
   return count < 0 ? 0 : count < in.rows ? count : in.rows;
 }
 
-// ends[i] becomes the valid rows of experts base .. base + i; returns those of all that fit.
-__device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base,
-                                                    int64_t* ends, int64_t* warp_totals) {
+// The valid rows of all experts as one sequence, of which a block takes a share.
+struct GatedShare {
+  int64_t rows;        // of the share
+  int32_t expert;      // where it begins
+  uint32_t in_expert;  // rows of that expert before it
+};
+
+// Every warp counts for itself, so that no block waits for its warps: a lane counts the experts of a
+// slice, the warp finds the lane of the first row, and then the expert in its slice.
+__device__ __forceinline__ GatedShare gated_share(const GatedPlan& in, int granule) {
+  constexpr uint32_t kAll = 0xffffffffu;
   const int lane = threadIdx.x % 32;
-  const int warp = threadIdx.x / 32;
-  int64_t counts[kGatedExperts];
+  const int64_t slice = ceil_div(in.batches, 32);
   int64_t own = 0;
-#pragma unroll
-  for (int i = 0; i < kGatedExperts; ++i) {
-    counts[i] = gated_valid_rows(in, base + threadIdx.x * kGatedExperts + i);
-    own += counts[i];
-  }
-  int64_t sum = own;
+#pragma unroll 8
+  for (int64_t i = 0; i < slice; ++i) own += gated_valid_rows(in, lane * slice + i);
+  int64_t upto = own;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t before = __shfl_up_sync(0xffffffffu, sum, offset);
-    if (lane >= offset) sum += before;
+    const int64_t before = __shfl_up_sync(kAll, upto, offset);
+    if (lane >= offset) upto += before;
   }
-  if (lane == 31) warp_totals[warp] = sum;
-  __syncthreads();
-  int64_t end = sum - own;
-  int64_t total = 0;
-  for (int i = 0; i < static_cast<int>(blockDim.x) / 32; ++i) {
-    if (i < warp) end += warp_totals[i];
-    total += warp_totals[i];
-  }
-#pragma unroll
-  for (int i = 0; i < kGatedExperts; ++i) {
-    end += counts[i];
-    ends[threadIdx.x * kGatedExperts + i] = end;
-  }
-  __syncthreads();
-  return total;
+  const int64_t total = __shfl_sync(kAll, upto, 31);
+  const int64_t share = round_up(ceil_div(total, gridDim.x), granule);
+  const int64_t begin = blockIdx.x * share;
+  if (begin >= total) return {0, 0, 0};
+  const int first = __ffs(__ballot_sync(kAll, upto > begin)) - 1;
+  int64_t before = begin - __shfl_sync(kAll, upto - own, first);
+  int64_t expert = first * slice;
+  for (int64_t count; before >= (count = gated_valid_rows(in, expert)); ++expert) before -= count;
+  return {begin + share < total ? share : total - begin, static_cast<int32_t>(expert),
+          static_cast<uint32_t>(before)};
 }
 
-// Rows [i, end) of the valid ones of experts base on, counted as one sequence, in steps.
+// Every step-th row of a share.
 class GatedMaskedWalk {
  public:
-  __device__ GatedMaskedWalk(int32_t base, const int64_t* ends, int experts, int64_t i, int64_t end,
-                             int step)
-      : base_(base), ends_(ends), i_(i), end_(end), step_(step), low_(0) {
-    if (i >= end) return;
-    // The first expert that ends past the row.
-    int high = experts - 1;
-    while (low_ < high) {
-      const int middle = (low_ + high) / 2;
-      if (ends[middle] > i) {
-        high = middle;
-      } else {
-        low_ = middle + 1;
-      }
-    }
-  }
+  __device__ GatedMaskedWalk(const GatedPlan& in, const GatedShare& share, int first, int step)
+      : in_(in),
+        left_(share.rows - first),
+        step_(step),
+        expert_(share.expert),
+        row_(share.in_expert + first),
+        count_(static_cast<uint32_t>(gated_valid_rows(in, share.expert))) {}
 
   __device__ __forceinline__ bool next(GatedSpot& spot) {
-    if (i_ >= end_) return false;
-    while (ends_[low_] <= i_) ++low_;
-    spot.batch = base_ + low_;
-    spot.row = static_cast<int32_t>(i_ - (low_ == 0 ? 0 : ends_[low_ - 1]));
-    spot.expert = spot.batch;
-    i_ += step_;
+    if (left_ <= 0) return false;
+    if (row_ >= count_) skip();
+    spot.batch = expert_;
+    spot.row = static_cast<int32_t>(row_);
+    spot.expert = expert_;
+    row_ += step_;
+    left_ -= step_;
     return true;
   }
 
  private:
-  int32_t base_;
-  const int64_t* ends_;
-  int64_t i_, end_;
-  int step_, low_;
+  // To the expert of the row. Most experts may be empty, so that several are read at once.
+  __device__ __forceinline__ void skip() {
+    constexpr int kAtOnce = 8;
+    while (row_ >= count_) {
+      uint32_t counts[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        counts[i] = static_cast<uint32_t>(gated_valid_rows(in_, expert_ + 1 + i));
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (row_ < count_) continue;
+        row_ -= count_;
+        count_ = counts[i];
+        ++expert_;
+      }
+    }
+  }
+
+  const GatedPlan& in_;
+  int64_t left_;
+  int step_, expert_;
+  uint32_t row_, count_;  // rows are below 2^31, so that a sum with a step does not wrap
 };
 
 // The valid rows of all experts, counted as one sequence that the blocks share evenly: a slab is
@@ -228,19 +293,10 @@ template <typename Activation, GatedCase kCase, typename Sink>
 __global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
     gated_masked_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
                         const __grid_constant__ Sink sink) {
-  __shared__ int64_t ends[kGatedThreads * kGatedExperts];
-  __shared__ int64_t warp_totals[kGatedThreads / 32];
   const GatedPlace place(tiling);
-  const int experts = static_cast<int>(blockDim.x) * kGatedExperts;
-  for (int64_t base = 0; base < in.batches; base += experts) {
-    if (base > 0) __syncthreads();  // the counts before are still being read
-    const int64_t total = count_gated_rows(in, base, ends, warp_totals);
-    const int64_t share = round_up(ceil_div(total, gridDim.x), tiling.rows);
-    const int64_t begin = blockIdx.x * share;
-    const int64_t end = begin + share < total ? begin + share : total;
-    if (place.row >= tiling.rows) continue;
-    GatedMaskedWalk walk(static_cast<int32_t>(base), ends, experts, begin + place.row, end,
-                         tiling.rows);
+  const GatedShare share = gated_share(in, tiling.rows);
+  if (place.row < tiling.rows) {
+    GatedMaskedWalk walk(in, share, place.row, tiling.rows);
     gated_walk<Activation, kCase>(in, sink, place, walk);
   }
   if constexpr (Sink::kPads) {

@@ -62,6 +62,22 @@ inline unsigned grid_for(int64_t items, int64_t per_sm) {
   return static_cast<unsigned>(items < most ? items : most);
 }
 
+// Copies 16 bytes to shared memory meanwhile; a commit makes a group of the copies since the last.
+__device__ __forceinline__ void copy16_async(void* shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+               "l"(global)
+               : "memory");
+}
+__device__ __forceinline__ void commit_async() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// Waits until at most kGroups of the thread's groups are under way.
+template <int kGroups>
+__device__ __forceinline__ void wait_async() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
 // Eight consecutive bf16 at a 16-byte address, widened.
 __device__ __forceinline__ void load8(const uint16_t* in, float (&out)[8]) {
   const uint4 raw = *reinterpret_cast<const uint4*>(in);

@@ -42,6 +42,13 @@ struct DeepGemmCall {
 // Throws std::invalid_argument or std::runtime_error with the library's or the adapter's words.
 void deep_gemm(const CudaScope& scope, const DeepGemmCall& call);
 
+// The MX recipes on Hopper where an expert has at most so many rows: few_rows.cu computes d, and tells
+// whether it did. It needs no compiling, so that it may be captured at once.
+constexpr int64_t kFewRowsMost = 40;
+bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan);
+// Rows of an expert, by what is known without the device.
+int64_t expected_rows(const GroupedGemmPlan& plan);
+
 inline int64_t columns_of(const std::optional<std::vector<int64_t>>& recipe) {
   return recipe.has_value() ? (*recipe)[1] : 0;
 }

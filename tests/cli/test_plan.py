@@ -29,7 +29,14 @@ from dgmoe_ops.recipes import RECIPES  # noqa: E402
 
 SMALL = {"tokens": 4, "experts": 4, "hidden": 256, "intermediate": 128, "top-k": 2}
 #: (recipe, what the weights are prepared for); scales are packed for sm100.
-KINDS = [("bf16", "cpu"), ("fp8_block", "cpu"), ("fp8_block", "sm100")]
+KINDS = [
+    ("bf16", "cpu"),
+    ("fp8_block", "cpu"),
+    ("fp8_block", "sm100"),
+    ("mxfp8", "cpu"),
+    ("mxfp4", "cpu"),
+    ("mxfp4", "sm100"),
+]
 #: tokens, experts, local experts, hidden, intermediate, top_k; the last ones are padded
 SIZES = [
     (7, 4, 4, 256, 128, 2),
@@ -144,6 +151,20 @@ def test_scales_are_those_that_the_gpu_takes() -> None:
     # Two groups of 128: two floats a row, or one word.
     rows = plan["layouts"]["masked"]["rows"]
     assert plan["layouts"]["masked"]["stages"][0]["tensors"]["scale"] == rows * 4
+    for gpu in ("H200", "b200", "cpu"):
+        plan = document(gpu=gpu, recipe="mxfp8")
+        assert plan["call"]["packed"] is True and not plan["illegal"]
+        assert plan["layouts"]["masked"]["stages"][0]["tensors"]["scale"] == rows * 2 * 4
+
+
+def test_fp4_weights_take_half_a_byte_a_value_and_their_activations_a_whole_one() -> None:
+    fp8, fp4 = (document(recipe=recipe) for recipe in ("mxfp8", "mxfp4"))
+    scales = 4 * (256 * 2 * 4 + 256 * 1 * 4)
+    assert fp8["weight_bytes"] == 4 * 3 * 128 * 256 + scales
+    assert fp4["weight_bytes"] == 4 * 3 * 128 * 128 + scales
+    rows = [plan["layouts"]["contig"]["stages"][0]["tensors"]["rows"] for plan in (fp8, fp4)]
+    assert rows[0] == rows[1] == 512 * 256
+    assert fp4["slab_bytes"] == fp8["slab_bytes"]
 
 
 # ---- bytes against real tensors ----
@@ -163,7 +184,7 @@ def test_bytes_are_those_that_the_ops_allocate(sizes, recipe, target, layout) ->
         form=call.form,
         experts=call.local_experts,
         expert_start=0,
-        padded_hidden=w13.shape[2],
+        padded_hidden=call.recipe.columns_of(w13),
         expected_m=1,
     )
     placed = layer.place(stages, x, ids)
@@ -233,8 +254,9 @@ def test_the_layer_takes_what_is_explained(
     ]
     assert explained.layout == layouts.choose_layout(facts)
     device = torch.device("cpu" if memory_bytes is None else "cuda:0")
-    w13 = SimpleNamespace(shape=(experts, 1024, 1024), device=device)
-    w2 = SimpleNamespace(shape=(experts, 1024, 512))
+    per = RECIPES[recipe].values_per_element
+    w13 = SimpleNamespace(shape=(experts, 1024, 1024 // per), device=device)
+    w2 = SimpleNamespace(shape=(experts, 1024, 512 // per))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(layer, "_device_memory", lambda device: memory_bytes)
         taken = layer.resolve_layout(layout, tokens, top_k, w13, w2, RECIPES[recipe])

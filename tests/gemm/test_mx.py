@@ -138,6 +138,15 @@ def test_every_block_has_its_own_scale(case) -> None:
     assert torch.allclose(exact, want, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("k", [2, 14, 18, 34, 62, 98, 130, 258])
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_tail(recipe, k) -> None:
+    """Widths that end inside a vector, a group and a word of scales, for few rows and for many."""
+    for layout in LAYOUTS:
+        operands = Operands(recipe, layout, [3, 0, 140], 140, 17, k, seed=k)
+        operands.check(operands.run())
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_fp4_names_its_default(layout) -> None:
     operands = Operands("mxfp4", layout, [3, 0, 5], 8, 24, 384)

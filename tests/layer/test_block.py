@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dgmoe_ops
+from dgmoe_ops.recipes import RECIPES
 from dgmoe_ops.routing import Scoring
 from dgmoe_ops.testing.layer import relative_error
 
@@ -80,6 +81,22 @@ def test_padding_rows_and_no_tokens(device) -> None:
     part = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, num_tokens=count)
     assert torch.equal(part[:20], whole[:20]) and not part[20:].any()
     assert dgmoe_ops.moe_block(x[:0], gate, weights, top_k=TOP_K).shape == (0, HIDDEN)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_every_recipe(recipe, device) -> None:
+    """The block is its parts, shared experts of the same recipe among them."""
+    x = normal(TOKENS, HIDDEN).to(device)
+    gate = normal(EXPERTS, HIDDEN, seed=1, size=0.1).to(device)
+    _, _, weights = weights_of(device, recipe=recipe)
+    _, _, shared = weights_of(device, 2, 128, seed=20, recipe=recipe)
+    got = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, shared=shared)
+    chosen, where, _ = dgmoe_ops.ops.topk_gate(dgmoe_ops.router_logits(x, gate), TOP_K, scoring=0)
+    routed = dgmoe_ops.fused_moe(x, chosen, where, *weights.tensors, recipe=recipe)
+    ones = torch.ones(TOKENS, 2, device=device)
+    ids = torch.arange(2, device=device).expand(TOKENS, 2)
+    every = dgmoe_ops.fused_moe(x, ones, ids, *shared.tensors, recipe=recipe)
+    assert torch.equal(got, routed + every)
 
 
 def test_hash_routing(device) -> None:

@@ -1,0 +1,108 @@
+#include "few_rows.cuh"
+
+#include <atomic>
+
+#include "grouped_gemm_cuda.cuh"
+
+namespace dgmoe {
+namespace {
+
+constexpr int kMaxDevices = 64;
+
+// Asked once a device, and then again by racing threads, who learn the same.
+bool is_hopper(int device) {
+  static std::atomic<int> majors[kMaxDevices] = {};
+  int major = majors[device].load();
+  if (major == 0) {
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    majors[device].store(major);
+  }
+  return major == 9;
+}
+
+template <bool kFp4, bool kNarrow, int kTiles>
+void launch(const FewRowsPlan& plan, const CudaScope& scope, int device) {
+  using Shape = FewRowsShape<kFp4, kNarrow, kTiles>;
+  const auto kernel = few_rows_kernel<kFp4, kNarrow, kTiles>;
+  // The list of work takes shared memory, so that many items may cost a block.
+  static std::atomic<int> residents[2][kMaxDevices] = {};
+  const bool many = plan.items() > 256;
+  std::atomic<int>& known = residents[many][device];
+  int resident = known.load();
+  if (resident == 0) {
+    STD_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                        Shape::shared_bytes(kFewRowsItems)));
+    STD_CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+        &resident, kernel, kFewRowsThreads, Shape::shared_bytes(many ? kFewRowsItems : 256)));
+    known.store(resident);
+  }
+  const int64_t weight_tiles = ceil_div(plan.n, kFewRowsWeights);
+  const int64_t row_tiles =
+      ceil_div(plan.masked ? plan.m : FewRowsPlan::kFewRowsSegment, Shape::kRows);
+  const unsigned grid = grid_for(plan.items() * weight_tiles * row_tiles, resident);
+  DGMOE_LAUNCH(kernel, grid, kFewRowsThreads, Shape::shared_bytes(plan.items()), scope, plan);
+}
+
+// By measurement: a tile of more rows reads weights less often, and one of fewer lets more blocks run.
+template <bool kFp4, bool kNarrow>
+void launch_for(const FewRowsPlan& plan, const CudaScope& scope, int device, int64_t rows) {
+  if (rows <= (kFp4 ? 6 : 3)) return launch<kFp4, kNarrow, 1>(plan, scope, device);
+  if (rows <= (kFp4 ? 28 : 16)) return launch<kFp4, kNarrow, 2>(plan, scope, device);
+  return launch<kFp4, kNarrow, 4>(plan, scope, device);
+}
+
+bool on_16_bytes(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+
+}  // namespace
+
+int64_t expected_rows(const GroupedGemmPlan& plan) {
+  if (plan.masked()) return plan.expected_m;
+  // What is left of the segments when each expert has one.
+  constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
+  const int64_t more = plan.m / kSegment - plan.experts;
+  return more <= 0 ? 1 : more * kSegment / plan.experts + 1;
+}
+
+bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan) {
+  const bool narrow = plan.a_gran_k == 32;
+  const bool mx = plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
+                  plan.b_gran_k == 32 && !(narrow && plan.b_fp4);
+  if (!mx || sanity_check() || expected_rows(plan) > kFewRowsMost) return false;
+  if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
+  if (plan.k % 128 != 0 || plan.k > INT32_MAX || plan.n > INT32_MAX - kFewRowsWeights) return false;
+  if (plan.experts > kFewRowsExperts || plan.m > INT32_MAX) return false;
+  if (!on_16_bytes(plan.a) || !on_16_bytes(plan.b)) return false;
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  if (device >= kMaxDevices || !is_hopper(device)) return false;
+  FewRowsPlan few{};
+  few.a = static_cast<const uint8_t*>(plan.a);
+  few.a_scale = static_cast<const int32_t*>(plan.a_scale_data);
+  few.a_scale_batch = plan.a_scale.batch_stride;
+  few.a_scale_row = plan.a_scale.row_stride;
+  few.a_scale_word = plan.a_scale.column_stride;
+  few.b = static_cast<const uint8_t*>(plan.b);
+  few.b_scale = static_cast<const int32_t*>(plan.b_scale_data);
+  few.b_scale_batch = plan.b_scale.batch_stride;
+  few.b_scale_row = plan.b_scale.row_stride;
+  few.b_scale_word = plan.b_scale.column_stride;
+  few.info = plan.row_info;
+  few.d = static_cast<uint16_t*>(plan.d);
+  few.m = plan.m;
+  few.experts = static_cast<int32_t>(plan.experts);
+  few.n = static_cast<int32_t>(plan.n);
+  few.k = static_cast<int32_t>(plan.k);
+  few.masked = plan.masked();
+  if (few.items() > kFewRowsItems) return false;
+  const int64_t rows = expected_rows(plan);
+  if (plan.b_fp4) {
+    launch_for<true, false>(few, scope, device, rows);
+  } else if (narrow) {
+    launch_for<false, true>(few, scope, device, rows);
+  } else {
+    launch_for<false, false>(few, scope, device, rows);
+  }
+  return true;
+}
+
+}  // namespace dgmoe
