@@ -9,32 +9,25 @@ what it must move and TFLOP/s, the runners-up, and DeepGEMM's time on the same p
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import os
-import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def _package():
-    """The backend's modules, also where dgmoe_ops itself is not built."""
-    name = "dgmoe_triton_backend"
-    if name not in sys.modules:
-        folder = ROOT / "dgmoe_ops" / "backends" / "triton"
-        spec = importlib.util.spec_from_file_location(
-            name, folder / "__init__.py", submodule_search_locations=[str(folder)]
-        )
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-    return importlib.import_module(name + ".compiled")
-
+from .mx_products import (
+    indices_of,
+    pack,
+    random_e4m3,
+    random_scale,
+    reference,
+    routing,
+    wrong,
+)
 
 SHAPES = {"qwen": (128, 8, 2048, 768), "deepseek": (256, 8, 7168, 2048)}  # experts, top-k, H, I
 TOKENS = (1, 8, 32, 128, 2048, 8192)
@@ -56,75 +49,13 @@ def candidates(fp4: bool, rows: float) -> list[tuple[int, int, int, int]]:
 
 def _compile(job) -> str:
     product, config = job
-    package = _package()
+    from dgmoe_ops.backends.triton import compiled as package
+
     try:
         package.compile_kernel(package.Product(*product), package.Config(*config))
     except Exception as error:
         return f"{product} {config}: {type(error).__name__}: {str(error)[:300]}"
     return ""
-
-
-# ---- data ----
-
-
-def pack(byte_scales: torch.Tensor) -> torch.Tensor:
-    """[.., mn, groups] exponent bytes to packed int32, MN-major; groups a multiple of 4."""
-    words = byte_scales.contiguous().view(torch.int32)
-    *batch, mn, count = words.shape
-    leading = -(-mn // 4) * 4
-    out = torch.zeros(*batch, count, leading, dtype=torch.int32, device=words.device)
-    out[..., :mn] = words.transpose(-1, -2)
-    return out.transpose(-1, -2)[..., :mn, :]
-
-
-def random_scale(batch: tuple[int, ...], mn: int, groups: int, device) -> torch.Tensor:
-    """Bytes 120 to 127."""
-    words, leading = -(-groups // 4), -(-mn // 4) * 4
-    out = torch.randint(0, 1 << 31, (*batch, words, leading), dtype=torch.int32, device=device)
-    out.bitwise_and_(0x07070707).bitwise_or_(0x78787878)
-    return out.transpose(-1, -2)[..., :mn, :]
-
-
-def unpack(words: torch.Tensor, groups: int) -> torch.Tensor:
-    """Packed scales to float64 factors [.., mn, groups]."""
-    parts = torch.stack([(words >> s) & 255 for s in (0, 8, 16, 24)], -1).flatten(-2)[..., :groups]
-    factor = torch.exp2(parts.double() - 127)
-    return torch.where(parts == 255, torch.nan, factor)
-
-
-def values_of(b: torch.Tensor, fp4: bool) -> torch.Tensor:
-    if not fp4:
-        return b.double()
-    table = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64, device=b.device)
-    table = torch.cat([table, -table])
-    byte = b.view(torch.uint8)
-    return torch.stack([table[(byte & 15).long()], table[(byte >> 4).long()]], -1).flatten(-2)
-
-
-def random_e4m3(shape, device) -> torch.Tensor:
-    """Random bytes without NaN, below 2 in size."""
-    out = torch.randint(0, 256, shape, dtype=torch.uint8, device=device)
-    return out.bitwise_and_(0xBF).view(torch.float8_e4m3fn)
-
-
-def routing(tokens: int, experts: int, top_k: int, seed: int, start: int) -> torch.Tensor:
-    """Rows of each expert under random routing; one token takes `top_k` experts from `start` on, so
-    that calls in a row read other weights."""
-    if tokens == 1:
-        ids = (torch.arange(top_k) + start) % experts
-    else:
-        rng = torch.Generator().manual_seed(seed)
-        ids = torch.rand(tokens, experts, generator=rng).topk(top_k, 1).indices.flatten()
-    return torch.bincount(ids, minlength=experts).to(torch.int32)
-
-
-def indices_of(counts: torch.Tensor, rows: int) -> torch.Tensor:
-    out = torch.full((rows,), -1, dtype=torch.int32)
-    at = 0
-    for expert, count in enumerate(counts.tolist()):
-        out[at : at + count] = expert
-        at += -(-count // 128) * 128
-    return out
 
 
 # ---- runs ----
@@ -133,18 +64,15 @@ def indices_of(counts: torch.Tensor, rows: int) -> torch.Tensor:
 class Runner:
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.package = _package()
+        from dgmoe_ops.backends.triton import compiled
+
+        self.package = compiled
         properties = torch.cuda.get_device_properties(device)
         self.sms = properties.multi_processor_count
-        self.shared = getattr(properties, "shared_memory_per_multiprocessor", 228 << 10)
         self.kernels: dict = {}
 
-    def resident(self, compiled) -> int:
-        compiled._init_handles()
-        threads = 32 * compiled.metadata.num_warps
-        registers = 65536 // (max(1, -(-compiled.n_regs // 8) * 8) * threads)
-        shared = self.shared // (compiled.metadata.shared + 1024)
-        return self.sms * max(1, min(registers, shared, 2048 // threads, 32))
+    def most(self, compiled) -> int:
+        return self.sms * self.package.resident(compiled, self.device.index)
 
     def call(self, product, config, a, a_scale, b, b_scale, info, d):
         package = self.package
@@ -153,7 +81,7 @@ class Runner:
         if compiled is None:
             compiled = self.kernels[product, config] = package.compile_kernel(product, config)
         m = a.shape[-2]
-        grid = (package.programs(product, config, m, self.resident(compiled)), 1, 1)
+        grid = (package.programs(product, config, m, self.most(compiled)), 1, 1)
         launch = compiled[grid]
         if product.fp4:
             b = b.view(torch.uint8)
@@ -179,38 +107,6 @@ def time_us(calls, repeats: int) -> float:
         end.synchronize()
         times.append(start.elapsed_time(end) * 1e3 / len(calls))
     return sorted(times[1:])[repeats // 2]
-
-
-def reference(product, a, a_scale, b, b_scale, info, experts):
-    """Of some experts: {expert: (rows of a, product, product of sizes)}."""
-    masked, fp4, _, n, k, a_columns = product
-    found = {}
-    for e in experts:
-        if masked:
-            rows = torch.arange(int(info[e]), device=a.device)
-            x, s = a[e, rows], a_scale[e, rows]
-        else:
-            rows = (info == e).nonzero().flatten()
-            x, s = a[rows], a_scale[rows]
-        x = x.double() * unpack(s, k // a_columns).repeat_interleave(a_columns, -1)
-        w = values_of(b[e], fp4) * unpack(b_scale[e], k // 32).repeat_interleave(32, -1)
-        found[e] = (rows, x @ w.T, x.abs() @ w.abs().T)
-    return found
-
-
-def wrong(product, d, found) -> float:
-    """The largest error of |a| |b|, or of the result's rounding, in units of what is allowed."""
-    worst = 0.0
-    for e, (rows, right, size) in found.items():
-        got = (d[e, rows] if product[0] else d[rows]).double()
-        allowed = right.abs() * 2**-8 + size * 2**-12
-        nan = right.isnan()
-        if not torch.equal(got.isnan(), nan):
-            return float("inf")
-        error = ((got - right).abs() / allowed.clamp_min(1e-300))[~nan]
-        if error.numel():
-            worst = max(worst, float(error.max()))
-    return worst
 
 
 CHECK = (4, 192, 512)  # experts, n, k
@@ -302,7 +198,6 @@ def main() -> None:
     parser.add_argument("--json")
     options = parser.parse_args()
     begin = time.perf_counter()
-    left = lambda: options.seconds - (time.perf_counter() - begin)  # noqa: E731
     tokens = [int(t) for t in options.tokens.split(",")]
     layouts = [x == "masked" for x in options.layouts.split(",")]
     recipes = [x == "mxfp4" for x in options.recipes.split(",")]
@@ -352,7 +247,7 @@ def main() -> None:
     spent = 0.0  # on DeepGEMM, which compiles
     for name, t, top_k, product, found in cases:
         masked, fp4, experts, n, k, a_columns = product
-        if left() < 5:
+        if options.seconds - (time.perf_counter() - begin) < 5:
             print("out of time", flush=True)
             break
         key = (name, n, fp4)
@@ -404,24 +299,26 @@ def main() -> None:
         if (
             base is None
             and not options.no_deep_gemm
-            and left() > 15
+            and options.seconds - (time.perf_counter() - begin) > 15
             and spent < options.deep_gemm_seconds
         ):
             since = time.perf_counter()
             try:
                 b8 = b if not fp4 else random_e4m3((experts, n, k), device)
                 call = deep_gemm_call(product, a, b8, infos[0], d, max(1, -(-rows // experts)))
-                base = time_us([lambda i=i: call(i) for i in infos], 3)
+                base = time_us([partial(call, i) for i in infos], 3)
                 bases[name, n, masked, t] = base
                 del b8, call
             except Exception as error:
                 print("DeepGEMM:", str(error)[:200], flush=True)
                 options.no_deep_gemm = "dgmoe_ops" in str(error)
             spent += time.perf_counter() - since
-        text = f"{'mxfp4' if fp4 else 'mxfp8'} {'masked' if masked else 'contig'} {name} n={n} k={k} T={t}: "
+        recipe, layout = "mxfp4" if fp4 else "mxfp8", "masked" if masked else "contig"
+        text = f"{recipe} {layout} {name} n={n} k={k} T={t}: "
         if times:
             best, config = times[0]
-            text += f"{best:.1f} us {config} {moved / best / 1e3:.0f} GB/s {flops / best / 1e6:.0f} TFLOP/s"
+            text += f"{best:.1f} us {config} {moved / best / 1e3:.0f} GB/s"
+            text += f" {flops / best / 1e6:.0f} TFLOP/s"
             text += "; " + ", ".join(f"{c} {u:.1f}" for u, c in times[1:])
         if base:
             text += f"; fp8_block {base:.1f} us"
