@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -164,3 +167,17 @@ def test_compiling_ahead_needs_no_gpu(launched):
 def test_it_is_imported_lazily():
     assert torch.ops.dgmoe._gemm_run is not None
     assert "dgmoe_ops.backends.triton.kernel" not in sys.modules
+
+
+# ---- the kernels ----
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("exponents", ["near", "far"])
+@pytest.mark.parametrize("layout", ["masked", "contig"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_interpreted_kernels_are_right(recipe, layout, exponents) -> None:
+    script = Path(__file__).with_name("triton_interpreted.py")
+    command = [sys.executable, script, recipe, layout, exponents]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(found.stdout) <= 1
