@@ -57,6 +57,7 @@ bool on_16_bytes(const void* pointer) { return reinterpret_cast<uintptr_t>(point
 
 int64_t expected_rows(const GroupedGemmPlan& plan) {
   if (plan.masked()) return plan.expected_m;
+  if (plan.experts == 0) return 0;
   // What is left of the segments when each expert has one.
   constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
   const int64_t more = plan.m / kSegment - plan.experts;

@@ -250,7 +250,7 @@ void call_python(const DeepGemmCall& call) {
                                      from(*call.d),
                                      from(optional(call.sqr_sum))};
   STABLE_TORCH_ERROR_CODE_CHECK(
-      torch_call_dispatcher("dgmoe::_deep_gemm_run", "", stack.data(), TORCH_ABI_VERSION));
+      torch_call_dispatcher("dgmoe::_gemm_run", "", stack.data(), TORCH_ABI_VERSION));
   const Tensor report = torch::stable::detail::to<Tensor>(stack[0]);
   const int64_t size = report.size(0);
   if (size == 0) return;
@@ -266,7 +266,7 @@ void call_python(const DeepGemmCall& call) {
        << ": this shape must have run before a stream captures it, got m=" << call.m
        << ", n=" << call.n << ", k=" << call.k << ", experts=" << call.experts;
   if (call.expected_m > 0) text << ", expected_m=" << call.expected_m;
-  text << " for the first time: DeepGEMM would compile or load its kernel inside the graph; call"
+  text << " for the first time: its kernel would be compiled or loaded inside the graph; call"
           " dgmoe_ops.warmup(weights, tokens=...) or the layer itself once before the capture";
   throw std::runtime_error(text.str());
 }

@@ -1,6 +1,6 @@
 """GEMM room: `a @ b^T`, dense, or by expert on a masked slab or on contiguous segments.
 
-On CPU the kernels are ours; on CUDA DeepGEMM runs them (`dgmoe_ops.backends.deep_gemm`).
+On CPU the kernels are ours; on CUDA DeepGEMM runs them, or Triton (`dgmoe_ops.backends`).
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 import torch
 
-from ..backends import deep_gemm
+from ..backends import entry
 from ._registry import fake_of
 
-deep_gemm.register()
+entry.register()
 
 
 def grouped_gemm_nt_f8f8bf16_masked(

@@ -285,7 +285,7 @@ def through_the_op(made):
     a, b = made.recipe_a or (0, 0), made.recipe_b or (0, 0)
     tensors = (made.a, made.a_scale, made.b, made.b_scale, made.info)
     numbers = (made.expected_m, a[1], b[0], b[1], made.num_splits or 0)
-    return torch.ops.dgmoe._deep_gemm_run(
+    return torch.ops.dgmoe._gemm_run(
         backend.OPS.index(made.op), *tensors, *numbers, made.d, made.sqr_sum
     )
 

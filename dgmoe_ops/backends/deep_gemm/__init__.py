@@ -4,8 +4,8 @@ Its wheels are each built for one torch and say so nowhere in their metadata, so
 not fit is the most common trouble: every failure of that kind becomes one sentence that names the
 wheel that does.
 
-The CUDA kernels of the ops (`csrc/gemm/*.cu`) check and allocate. A call of a shape that has not
-run yet comes here; where the release allows it, later ones go from C++ to the library at once.
+A call of a shape that has not run yet comes here by `backends.entry`; where the release allows it,
+later ones go from C++ to the library at once.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 
 from ... import _sanity, config
 from ...layouts import CONTIG_ALIGNMENT
+from ..request import OPS, Request, refuse
 from . import library, native, overlap, rules, sanity, scopes
 from .overlap import down_gemm_overlap
-from .request import OPS, Request, refuse
 from .scopes import contiguous_alignment, num_sms, pdl
 from .versions import WHEELS, fitting_wheel, misfit_message, version
 
@@ -32,12 +32,9 @@ __all__ = [
     "num_sms",
     "pdl",
     "prove_fit",
-    "register",
     "run",
     "version",
 ]
-
-_library: torch.library.Library | None = None
 
 
 def run(request: Request) -> None:
@@ -57,7 +54,8 @@ def run(request: Request) -> None:
     rules.check_sizes(request, alignment)
     request, recipes = rules.check_scales(request, arch_major)
     if config.sanity_check() and _sanity.looks_at(request.a):
-        sanity.check_request(request, rule, alignment)
+        exponents = rule is not None and rule.powers_of_two
+        sanity.check_request(request, exponents, alignment)
     module, function = library.call(request, recipes)
     if not recipes and not overlap.active():
         native.bind(module, function, request, arch_major)
@@ -70,70 +68,6 @@ def prove_fit(device: torch.device | str) -> None:
         RuntimeError: there is none, or it does not fit this torch; the message says which does.
     """
     library.proven(torch.device(device))
-
-
-def _report(error: Exception) -> torch.Tensor:
-    """An error as bytes: its kind, then its text. Exceptions do not cross a call from C++ over the
-    stable ABI, whose message is lost."""
-    kind = b"V" if isinstance(error, ValueError) else b"R"
-    text = kind + str(error).encode()
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
-
-
-def _run(
-    op,
-    a,
-    a_scale,
-    b,
-    b_scale,
-    info,
-    expected_m,
-    recipe_a_columns,
-    recipe_b_rows,
-    recipe_b_columns,
-    num_splits,
-    d,
-    sqr_sum,
-):
-    """The private op that C++ calls; empty bytes mean that all went well."""
-    try:
-        given = recipe_a_columns > 0
-        run(
-            Request(
-                OPS[op],
-                a,
-                a_scale,
-                b,
-                b_scale,
-                info,
-                expected_m,
-                (1, recipe_a_columns) if given else None,
-                (recipe_b_rows, recipe_b_columns) if given else None,
-                num_splits if num_splits > 0 else None,
-                d,
-                sqr_sum,
-            )
-        )
-    except Exception as error:
-        return _report(error)
-    return torch.empty(0, dtype=torch.uint8)
-
-
-def register() -> None:
-    """Register the op through which the CUDA kernels reach DeepGEMM, once.
-
-    DeepGEMM itself is imported by their first call.
-    """
-    global _library
-    if _library is not None:
-        return
-    _library = torch.library.Library("dgmoe", "FRAGMENT")
-    _library.define(
-        "_deep_gemm_run(int op, Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor? info,"
-        " int expected_m, int recipe_a_columns, int recipe_b_rows, int recipe_b_columns,"
-        " int num_splits, Tensor(a!) d, Tensor(b!)? sqr_sum) -> Tensor"
-    )
-    _library.impl("_deep_gemm_run", _run, "CompositeExplicitAutograd")
 
 
 def describe(device: torch.device | str) -> str:

@@ -13,8 +13,8 @@ from types import ModuleType
 import torch
 
 from ... import config, jit
+from ..request import OPS, Request
 from . import overlap, scopes
-from .request import OPS, Request
 from .versions import misfit, version
 
 #: What each op's function is called, newest name first; the releases differ.

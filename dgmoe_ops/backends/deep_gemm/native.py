@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from ... import config
-from .request import OPS, Request
+from ..request import OPS, Request
 from .rules import Form, rule_of
 from .versions import binding, version
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..request import Request
 from . import scopes
-from .request import Request
 from .versions import version
 
 _OP = "grouped_gemm_nt_f8f8bf16_masked"

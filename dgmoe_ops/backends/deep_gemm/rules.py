@@ -12,7 +12,7 @@ from enum import IntEnum
 import torch
 
 from ...layouts import CONTIG_ALIGNMENT, TILE_ROWS, TMA_ELEMENTS, round_up
-from .request import Request, refuse
+from ..request import Request, refuse
 
 
 class Form(IntEnum):

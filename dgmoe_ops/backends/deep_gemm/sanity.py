@@ -6,23 +6,22 @@ import torch
 
 from ..._sanity import at, first_where
 from ...layouts import TILE_ROWS, round_up
-from .request import Request, refuse
-from .rules import ArchRule
+from ..request import Request, refuse
 
 
-def check_request(request: Request, rule: ArchRule, alignment: int) -> None:
+def check_request(request: Request, exponents: bool, alignment: int) -> None:
     """Check what a request's tensors hold.
 
     Raises:
         ValueError: masked_m is past the slab, m_indices names no expert or changes inside an
-            aligned block of rows, or a scale that is read is no positive power of two where the
-            tensor core takes exponents. The first offending element is named.
+            aligned block of rows, or, where `exponents` (the tensor core takes them), a scale that
+            is read is no positive power of two. The first offending element is named.
     """
     if request.masked:
         _check_masked_m(request)
     elif request.grouped:
         _check_m_indices(request, alignment)
-    if rule.powers_of_two and request.a_scale is not None:
+    if exponents and request.a_scale is not None:
         for arg, scale in (("a_scale", request.a_scale), ("b_scale", request.b_scale)):
             _check_exponents(request, arg, scale)
 

@@ -1,0 +1,89 @@
+"""The op through which the CUDA kernels of the GEMMs (`csrc/gemm/*.cu`) reach a library.
+
+They check and allocate. A call of a shape that has not run yet, or whose library C++ cannot call,
+comes here: MX recipes on SM90 go to Triton, everything else to DeepGEMM.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from . import deep_gemm, triton
+from .deep_gemm import library
+from .request import OPS, Request
+
+_library: torch.library.Library | None = None
+
+
+def run(request: Request) -> None:
+    """Run one GEMM by the library that has it on this architecture.
+
+    Raises:
+        ValueError: a size, form or recipe that does not run there.
+        RuntimeError: no library that fits.
+    """
+    if triton.takes(request, library.arch_major(request.a.get_device())):
+        triton.run(request)
+    else:
+        deep_gemm.run(request)
+
+
+def _report(error: Exception) -> torch.Tensor:
+    """An error as bytes: its kind, then its text. Exceptions do not cross a call from C++ over the
+    stable ABI, whose message is lost."""
+    kind = b"V" if isinstance(error, ValueError) else b"R"
+    text = kind + str(error).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)
+
+
+def _run(
+    op,
+    a,
+    a_scale,
+    b,
+    b_scale,
+    info,
+    expected_m,
+    recipe_a_columns,
+    recipe_b_rows,
+    recipe_b_columns,
+    num_splits,
+    d,
+    sqr_sum,
+):
+    """The private op that C++ calls; empty bytes mean that all went well."""
+    try:
+        given = recipe_a_columns > 0
+        run(
+            Request(
+                OPS[op],
+                a,
+                a_scale,
+                b,
+                b_scale,
+                info,
+                expected_m,
+                (1, recipe_a_columns) if given else None,
+                (recipe_b_rows, recipe_b_columns) if given else None,
+                num_splits if num_splits > 0 else None,
+                d,
+                sqr_sum,
+            )
+        )
+    except Exception as error:
+        return _report(error)
+    return torch.empty(0, dtype=torch.uint8)
+
+
+def register() -> None:
+    """Register the op, once. The libraries are imported by their first call."""
+    global _library
+    if _library is not None:
+        return
+    _library = torch.library.Library("dgmoe", "FRAGMENT")
+    _library.define(
+        "_gemm_run(int op, Tensor a, Tensor? a_scale, Tensor b, Tensor? b_scale, Tensor? info,"
+        " int expected_m, int recipe_a_columns, int recipe_b_rows, int recipe_b_columns,"
+        " int num_splits, Tensor(a!) d, Tensor(b!)? sqr_sum) -> Tensor"
+    )
+    _library.impl("_gemm_run", _run, "CompositeExplicitAutograd")

@@ -1,0 +1,54 @@
+"""Which tile a product takes, by what is known before it runs."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Product(NamedTuple):
+    """What a kernel is compiled for."""
+
+    masked: bool
+    fp4: bool  #: b is MXFP4, otherwise MXFP8
+    experts: int
+    n: int
+    k: int
+    a_columns: int  #: columns of a that share a scale: 32 or 128
+
+
+class Config(NamedTuple):
+    """How it is tiled."""
+
+    block_m: int  #: tokens
+    block_n: int  #: rows of a weight
+    stages: int
+    warps: int
+
+
+#: (most rows an expert, config for MXFP4, config for MXFP8), measured on an H200 by
+#: `benchmarks/tune_triton.py`
+_TILES = (
+    (20, Config(16, 128, 3, 4), Config(16, 64, 5, 4)),
+    (32, Config(32, 128, 4, 4), Config(32, 128, 4, 4)),
+    (160, Config(64, 128, 3, 4), Config(64, 128, 3, 4)),
+    (float("inf"), Config(128, 64, 3, 4), Config(128, 64, 3, 4)),
+)
+_FEW_COLUMNS = 1024  # of k: a deep pipeline is not worth its start
+
+
+def expected_rows(product: Product, m: int, expected_m: int) -> int:
+    """Rows that an expert is expected to have: of a masked call its hint; of a contiguous one as
+    many as there are, less the half of a segment's last 128 rows that is padding on average."""
+    if product.masked:
+        return expected_m
+    experts = max(1, product.experts)
+    return max(1, (m // 128 - experts) * 128 // experts + 1)
+
+
+def choose(product: Product, rows: float) -> Config:
+    """The tile for a product whose experts have about `rows` rows."""
+    fp4, fp8 = next((fp4, fp8) for most, fp4, fp8 in _TILES if rows <= most)
+    config = fp4 if product.fp4 else fp8
+    if config.stages > 3 and product.k < _FEW_COLUMNS:
+        config = config._replace(stages=3)
+    return config

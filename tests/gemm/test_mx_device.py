@@ -1,0 +1,160 @@
+"""The grouped GEMMs with MX weights on the device under test: few rows an expert and many, and what
+no fast path can stand for: NaN values and scales, exponents far apart, scales of zeros."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers import F8
+
+from dgmoe_ops.layouts import ScaleForm, scale_sizes_and_strides
+from dgmoe_ops.reference import gemm_terms
+from dgmoe_ops.reference.scale import pack_words
+
+LAYOUTS = ("masked", "contig")
+RECIPES = {
+    "mxfp8": ([1, 32], [1, 32]),
+    "mxfp8_wide": ([1, 128], [1, 32]),
+    "mxfp4": ([1, 128], [1, 32]),
+}
+FEW, MANY = [3, 0, 17, 1], [150, 0, 384, 1]
+NAN = 0x7F
+SLACK = 2.0**-11  # of |a| |b|: an fp8 tensor core keeps some 13 bits of a partial sum
+
+
+def mn_major(words: torch.Tensor, device) -> torch.Tensor:
+    """The same words as the kernels of a GPU take them."""
+    batch = words.shape[0] if words.dim() == 3 else None
+    groups = 4 * words.shape[-1]
+    sizes, strides = scale_sizes_and_strides(batch, words.shape[-2], groups, ScaleForm.PACKED_UE8M0)
+    return torch.empty_strided(sizes, strides, dtype=torch.int32, device=device).copy_(words)
+
+
+class Product:
+    def __init__(self, recipe: str, layout: str, counts: list[int], n: int, k: int) -> None:
+        g = torch.Generator().manual_seed(n + k)
+        self.layout, self.recipe = layout, RECIPES[recipe]
+        self.fp4 = recipe == "mxfp4"
+        experts, self.k, self.most = len(counts), k, max(counts)
+        if layout == "masked":
+            m = -(-self.most // 128) * 128
+            self.where = torch.tensor(counts, dtype=torch.int32)
+            self.valid = torch.arange(m) < self.where[:, None]
+        else:
+            padded = [-(-count // 128) * 128 for count in counts]
+            self.where = torch.full((sum(padded),), -1, dtype=torch.int32)
+            at = 0
+            for expert, (count, rows) in enumerate(zip(counts, padded, strict=True)):
+                self.where[at : at + count] = expert
+                at += rows
+            self.valid = self.where >= 0
+        rows = tuple(self.valid.shape)
+        self.a = torch.randn((*rows, k), generator=g).to(F8)
+        if self.fp4:
+            self.b = torch.randint(-128, 128, (experts, n, k // 2), generator=g, dtype=torch.int8)
+        else:
+            self.b = torch.randn((experts, n, k), generator=g).to(F8)
+        groups = k // self.recipe[0][1]
+        self.a_byte = torch.randint(121, 134, (*rows, groups), generator=g)
+        self.b_byte = torch.randint(115, 128, (experts, n, k // 32), generator=g)
+        self.a.view(torch.uint8)[~self.valid] = NAN
+        self.a_byte[~self.valid] = 255
+        #: (row of a, column) of the valid rows
+        self.row = self.valid.nonzero()
+
+    def check(self, device: torch.device) -> torch.Tensor:
+        packed = [pack_words(byte) for byte in (self.a_byte, self.b_byte)]
+        args = [self.a, packed[0], self.b, packed[1], self.where]
+        recipes = {"recipe_a": self.recipe[0], "recipe_b": self.recipe[1]}
+        op = f"grouped_gemm_nt_f8f8bf16_{self.layout}"
+        exact, size = (x[self.valid] for x in gemm_terms(*args, op=op, **recipes)[:2])
+        given = [x.to(device) for x in args]
+        given[1], given[3] = (mn_major(x, device) for x in packed)
+        if self.layout == "masked":
+            given.append(self.most)
+        run = getattr(torch.ops.dgmoe, op)
+        got = run(*given, **recipes)
+        again = run(*given, **recipes)
+        valid = self.valid.to(device)
+        assert torch.equal(got[valid].view(torch.int16), again[valid].view(torch.int16))
+        got = got.cpu()[self.valid].double()
+        nan = exact.isnan()
+        assert torch.equal(got.isnan(), nan)
+        apart = (got - exact).abs()[~nan]
+        assert (apart <= (exact.abs() * 2.0**-8 + size * SLACK)[~nan] + 2.0**-133).all()
+        return got
+
+
+@pytest.fixture(params=[(c, r, x) for c in ("few", "many") for r in RECIPES for x in LAYOUTS])
+def product(request) -> Product:
+    count, recipe, layout = request.param
+    return Product(recipe, layout, FEW if count == "few" else MANY, 200, 640)
+
+
+def test_ragged_rows(product, device) -> None:
+    product.check(device)
+
+
+@pytest.mark.parametrize("n, k", [(8, 128), (256, 256), (264, 1152), (1024, 2048)])
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_sizes(recipe, n, k, device) -> None:
+    for layout in LAYOUTS:
+        Product(recipe, layout, [0, 200, 130], n, k).check(device)
+
+
+def test_a_nan_of_a_stays_in_its_row(product, device) -> None:
+    at = tuple(product.row[1].tolist())
+    product.a.view(torch.uint8)[at][5] = NAN | 0x80
+    other = tuple(product.row[3].tolist())
+    product.a_byte[other][1] = 255
+    got = product.check(device)
+    assert got[1].isnan().all() and got[3].isnan().all() and not got[0].isnan().any()
+
+
+def test_a_nan_of_b_stays_in_its_column(product, device) -> None:
+    product.b_byte[0, 7, 3] = 255
+    if not product.fp4:
+        product.b.view(torch.uint8)[0, 130, 77] = NAN
+    got = product.check(device)
+    assert got[0, 7].isnan() and got[0, 130].isnan() == (not product.fp4)
+    assert got[0].isnan().sum() == 2 - product.fp4
+
+
+def test_exponents_far_apart(product, device) -> None:
+    g = torch.Generator().manual_seed(0)
+    product.b_byte[0] = torch.randint(90, 165, product.b_byte[0].shape, generator=g)
+    at = tuple(product.row[2].tolist())
+    product.a_byte[at] = torch.randint(90, 165, product.a_byte[at].shape, generator=g)
+    product.check(device)
+
+
+@pytest.mark.parametrize("byte", [0, 1, 200, 254])
+def test_the_scale_of_zeros_does_not_matter(product, device, byte) -> None:
+    product.b[0, 9].view(torch.uint8)[32 if product.fp4 else 64 :] = 0
+    product.b_byte[0, 9, 2:] = byte
+    at = tuple(product.row[0].tolist())
+    product.a.view(torch.uint8)[at][128:] = 0x80
+    product.a_byte[at][128 // product.recipe[0][1] :] = byte
+    product.check(device)
+
+
+def test_it_is_captured(product, device) -> None:
+    if device.type != "cuda":
+        pytest.skip("the CPU captures nothing")
+    product.check(device)
+    graph = torch.cuda.CUDAGraph()
+    args = [product.a, pack_words(product.a_byte), product.b, pack_words(product.b_byte)]
+    given = [x.to(device) for x in args]
+    given[1], given[3] = mn_major(args[1], device), mn_major(args[3], device)
+    given.append(product.where.to(device))
+    if product.layout == "masked":
+        given.append(product.most)
+    run = getattr(torch.ops.dgmoe, f"grouped_gemm_nt_f8f8bf16_{product.layout}")
+    recipes = {"recipe_a": product.recipe[0], "recipe_b": product.recipe[1]}
+    before = run(*given, **recipes)
+    with torch.cuda.graph(graph):
+        d = run(*given, **recipes)
+    d.zero_()
+    graph.replay()
+    valid = product.valid.to(device)
+    assert torch.equal(d[valid].view(torch.int16), before[valid].view(torch.int16))

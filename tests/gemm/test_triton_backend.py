@@ -1,0 +1,183 @@
+"""MX recipes on SM90: who runs them, what is refused, which tile is chosen."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from deep_gemm_stand_in import (
+    F8_CONTIG,
+    F8_MASKED,
+    Library,
+    mx_request,
+    pretend,  # noqa: F401
+    request,
+)
+
+from dgmoe_ops.backends import entry, triton
+from dgmoe_ops.backends.deep_gemm import contiguous_alignment, num_sms, overlap
+from dgmoe_ops.backends.triton.tiles import Product, choose, expected_rows
+from dgmoe_ops.layouts import ScaleForm
+
+MASKED = "m_grouped_fp8_gemm_nt_masked"
+OPS = (F8_MASKED, F8_CONTIG)
+RECIPES = ("mxfp8", "mxfp4")
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """Stand in for what compiles and launches; tell what it was asked for."""
+    asked: list = []
+
+    class Compiled:
+        @staticmethod
+        def launcher(*args):
+            asked.append(args)
+            return lambda *tensors: asked.append(tensors)
+
+        @staticmethod
+        def compile_kernel(*args):
+            asked.append(args)
+
+    monkeypatch.setattr(triton, "_launchers", {})
+    monkeypatch.setattr(triton, "_compiled", lambda: Compiled)
+    return asked
+
+
+# ---- who runs what ----
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_mx_on_sm90_is_tritons(pretend, launched, op, recipe):  # noqa: F811
+    library = pretend(Library(MASKED))
+    made = mx_request(op, recipe)
+    entry.run(made)
+    (product, config, m, _, sms), tensors = launched
+    assert product == Product(made.masked, recipe == "mxfp4", 2, made.n, made.k, made.recipe_a[1])
+    assert config == choose(product, expected_rows(product, made.m, made.expected_m))
+    assert (m, sms) == (made.m, None)
+    assert len(tensors) == 6 and tensors[-1] is made.d
+    for got, given in zip(tensors, made[1:6], strict=False):
+        assert got.data_ptr() == given.data_ptr()
+    assert not library.calls
+
+
+@pytest.mark.parametrize("arch_major, form", [(9, ScaleForm.MN_MAJOR), (10, None)])
+def test_everything_else_is_deep_gemms(pretend, launched, arch_major, form):  # noqa: F811
+    library = pretend(Library(MASKED, "fp8_fp4_gemm_nt"), arch_major)
+    entry.run(request() if form is not None else mx_request(F8_MASKED, "mxfp8"))
+    assert [name for name, *_ in library.calls if name == MASKED] == [MASKED]
+    assert not launched
+
+
+def test_a_second_call_compiles_nothing(pretend, launched):  # noqa: F811
+    pretend(Library(MASKED))
+    for _ in range(2):
+        entry.run(mx_request(F8_MASKED, "mxfp4"))
+    assert [len(x) for x in launched] == [5, 6, 6]
+    with num_sms(20):
+        entry.run(mx_request(F8_MASKED, "mxfp4"))
+    assert launched[3][-1] == 20
+
+
+# ---- refusals ----
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_k_in_whole_blocks(pretend, launched, recipe):  # noqa: F811
+    pretend(Library(MASKED))
+    with pytest.raises(ValueError, match="k must be a multiple of 128 for MX .* on SM90, got 192"):
+        entry.run(mx_request(F8_MASKED, recipe, k=192))
+    assert not launched
+
+
+def test_other_forms_are_refused(pretend, launched):  # noqa: F811
+    pretend(Library(MASKED))
+    made = mx_request(F8_MASKED, "mxfp4")
+    plain = made._replace(b_scale=made.b_scale.contiguous())
+    with pytest.raises(ValueError, match="b_scale must be packed UE8M0 int32, MN-major, on SM90"):
+        entry.run(plain)
+    with pytest.raises(ValueError, match=r"recipe_a must be \(1, 128\) for int8 b on SM90"):
+        entry.run(made._replace(recipe_a=(1, 32)))
+    with pytest.raises(ValueError, match="a must have a multiple of 128 rows"):
+        entry.run(mx_request(F8_CONTIG, "mxfp8", m=192))
+    with contiguous_alignment(64), pytest.raises(ValueError, match="alignment must be one of 128"):
+        entry.run(mx_request(F8_CONTIG, "mxfp8"))
+    assert not launched
+
+
+def test_overlap_is_refused(pretend, launched, monkeypatch):  # noqa: F811
+    pretend(Library(MASKED))
+    monkeypatch.setattr(overlap, "active", lambda: True)
+    with pytest.raises(RuntimeError, match="overlap of the down GEMM is not available for MX"):
+        entry.run(mx_request(F8_MASKED, "mxfp8"))
+
+
+def test_a_missing_triton_is_named(pretend, monkeypatch):  # noqa: F811
+    pretend(Library(MASKED))
+    monkeypatch.setattr(triton, "_launchers", {})
+    monkeypatch.delitem(sys.modules, "dgmoe_ops.backends.triton.compiled", raising=False)
+    monkeypatch.delattr(triton, "compiled", raising=False)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(RuntimeError, match="need Triton, .*pip install triton"):
+        entry.run(mx_request(F8_MASKED, "mxfp8"))
+
+
+def test_sanity_mode_names_the_element(pretend, launched, monkeypatch):  # noqa: F811
+    pretend(Library(MASKED))
+    monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
+    monkeypatch.setattr("dgmoe_ops._sanity.looks_at", lambda tensor: True)
+    made = mx_request(F8_MASKED, "mxfp4")
+    made.info[1] = 999
+    with pytest.raises(ValueError, match="masked_m must hold between 0 and m = 128 rows, got 999"):
+        entry.run(made)
+
+
+# ---- tiles ----
+
+
+def test_rows_of_an_expert():
+    masked, contig = (Product(x, True, 8, 256, 512, 128) for x in (True, False))
+    assert expected_rows(masked, 4096, 7) == 7
+    assert expected_rows(contig, 8 * 128, 0) == 1
+    assert expected_rows(contig, 24 * 128, 0) == 257
+    assert expected_rows(contig._replace(experts=0), 128, 0) == 1
+
+
+@pytest.mark.parametrize("fp4", [False, True])
+def test_tiles_grow_with_rows(fp4):
+    sizes = [choose(Product(True, fp4, 8, 256, 2048, 128), r) for r in (1, 20, 32, 100, 1e9)]
+    rows = [tile.block_m for tile in sizes]
+    assert rows == sorted(rows) and rows[0] == 16 and rows[-1] == 128
+    short = choose(Product(True, fp4, 8, 256, 512, 128), 1)
+    assert short.stages == 3
+
+
+def test_compiling_ahead_needs_no_gpu(launched):
+    product = Product(True, True, 8, 256, 512, 128)
+    triton.compile_for(product, 64)
+    assert launched == [(product, choose(product, 64))]
+
+
+def test_it_is_imported_lazily():
+    assert torch.ops.dgmoe._gemm_run is not None
+    assert "dgmoe_ops.backends.triton.kernel" not in sys.modules
+
+
+# ---- the kernels ----
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("exponents", ["near", "far"])
+@pytest.mark.parametrize("layout", ["masked", "contig"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_interpreted_kernels_are_right(recipe, layout, exponents) -> None:
+    script = Path(__file__).with_name("triton_interpreted.py")
+    command = [sys.executable, script, recipe, layout, exponents]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(found.stdout) <= 1
