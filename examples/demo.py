@@ -29,7 +29,7 @@ WINDOW = 512  # tokens of context; perplexity is measured window by window
 CALIBRATION_WINDOWS = 8
 BATCH = 1  # every batch is timed: the median wants several
 PROMPT = "A library is a place where"
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 BOUND_SPLIT = 0.02  # bf16 rounds the input, the weights, GEMM1's result, the product and the output
 
 Advance = Callable[[int], object]
