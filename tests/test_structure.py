@@ -19,11 +19,12 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 # cuda.cuh is to CUDA.
 COMMON_MAY_INCLUDE = {
     "numerics.h": set(),
+    "env.h": set(),
     "layout.h": {"numerics.h"},
     "tensor.h": {"numerics.h", "layout.h"},
     "check.h": {"numerics.h", "layout.h", "tensor.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
-    "cuda.cuh": {"numerics.h", "layout.h", "tensor.h", "check.h"},
+    "cuda.cuh": {"numerics.h", "env.h", "layout.h", "tensor.h", "check.h"},
 }
 TORCH_FREE = ("numerics.h", "layout.h")
 MAX_LINES = 400

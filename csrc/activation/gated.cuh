@@ -1,9 +1,7 @@
 // The CUDA kernels of the gated activations as the ops call them, and their launch for a sink.
 #pragma once
 
-#include <cstdlib>
-#include <cstring>
-
+#include "../common/env.h"
 #include "gated_math.cuh"
 #include "gated_quant.h"
 #include "gated_walk.cuh"
@@ -14,10 +12,7 @@ void gated_bf16_cuda(const GatedBf16Plan& plan, const CudaScope& scope);    // g
 void gated_quant_cuda(const GatedQuantPlan& plan, const CudaScope& scope);  // gated_quant_cuda.cu
 
 // DGMOE_EXACT_ACTIVATION=1: the bits of the CPU.
-inline bool exact_activation() {
-  const char* value = std::getenv("DGMOE_EXACT_ACTIVATION");
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
+inline bool exact_activation() { return env_flag("DGMOE_EXACT_ACTIVATION"); }
 
 // Blocks for each that runs at once. Where there is much to do, more blocks than run at once even out
 // what multiprocessors do in a time; where there is little, each more costs its look at the counts. How

@@ -3,11 +3,10 @@
 
 #include <cuda_runtime.h>
 
-#include <cstdlib>
-
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
+#include "env.h"
 #include "tensor.h"
 
 namespace dgmoe {
@@ -35,10 +34,7 @@ class CudaScope {
 };
 
 // DGMOE_SANITY_CHECK: whether ops look at the contents of tensors, which waits for the device.
-inline bool sanity_check() {
-  const char* value = std::getenv("DGMOE_SANITY_CHECK");
-  return value != nullptr && value[0] == '1' && value[1] == '\0';
-}
+inline bool sanity_check() { return env_flag("DGMOE_SANITY_CHECK"); }
 
 // Streaming multiprocessors of the current device; asked once a device.
 inline int multiprocessors() {

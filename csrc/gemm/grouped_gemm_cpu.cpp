@@ -1,9 +1,10 @@
 #include "grouped_gemm_cpu.h"
 
 #include <algorithm>
-#include <cstdlib>
+#include <cstring>
 #include <vector>
 
+#include "../common/env.h"
 #include "../common/parallel.h"
 #include "widen_cpu.h"
 
@@ -145,11 +146,6 @@ void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
   parallel_items(count, 1, [&](int64_t begin, int64_t end) { store_all(in, begin, end, d); });
 }
 
-bool batch_invariant() {
-  const char* value = std::getenv("DGMOE_BATCH_INVARIANT");
-  return value != nullptr && std::strcmp(value, "1") == 0;
-}
-
 }  // namespace
 
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
@@ -161,7 +157,8 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);
-  const int64_t dense_rows = batch_invariant() || plan.k == 0 ? INT64_MAX : kDenseRows;
+  const int64_t dense_rows =
+      env_flag("DGMOE_BATCH_INVARIANT") || plan.k == 0 ? INT64_MAX : kDenseRows;
   Tensor wide_a = empty({most_rows, stride}, ScalarType::Float, like);
   float* rows = static_cast<float*>(mutable_data_of(wide_a));
   // One expert's weight at a time; padded like a, so that both have the same width.

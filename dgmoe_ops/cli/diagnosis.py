@@ -85,6 +85,11 @@ def _arch_problems(machine: Machine) -> list[Problem]:
             what = f"no grouped GEMM exists for {name}"
             problems.append(Problem(what, "run the layer on CPU tensors", True))
             continue
+        backends = platforms.platform_of(arch).backends
+        by_triton = {c.recipe for b in backends if b.name == "Triton" for c in b.cells}
+        if by_triton and machine.triton is None:
+            what = f"{name} runs {' and '.join(sorted(by_triton))} by Triton, which is missing"
+            problems.append(Problem(what, "pip install triton", True))
         layouts = {layout for found in usable.values() for layout in found}
         forced = any(s.name == "DGMOE_LAYOUT" and s.value in layouts for s in machine.settings)
         if len(layouts) == 1 and not forced:

@@ -4,38 +4,24 @@ from __future__ import annotations
 
 import torch
 
-from dgmoe_ops import prepare_weights
-
-from .split import Split
-
-
-def target_of(device: torch.device) -> str:
-    """The `prepare_weights` target of a device."""
-    if device.type != "cuda":
-        return "cpu"
-    major = torch.cuda.get_device_capability(device)[0]
-    return {9: "sm90", 10: "sm100", 12: "sm120"}.get(major, "sm90")
+from dgmoe_ops import MoEWeights
 
 
 class MoEFeedForward(torch.nn.Module):
     """Route each token to `top_k` experts and run them in one call of the layer.
 
     Args:
-        split: the experts and their router.
-        recipe: "bf16" or "fp8_block".
+        router: (experts, hidden + 1) float32, as `Split` has it.
+        prepared: the experts' weights.
         top_k: experts a token. All of them make the layer equal the dense FFN, up to rounding.
     """
 
-    def __init__(self, split: Split, recipe: str, top_k: int) -> None:
+    def __init__(self, router: torch.Tensor, prepared: MoEWeights, top_k: int) -> None:
         super().__init__()
-        device = split.w13.device
-        prepared = prepare_weights(
-            split.w13, None, split.w2, None, recipe=recipe, target=target_of(device)
-        )
         for name in ("w13", "w13_scale", "w2", "w2_scale"):
             self.register_buffer(name, getattr(prepared, name), persistent=False)
-        self.register_buffer("router", split.router, persistent=False)
-        self.recipe = recipe
+        self.register_buffer("router", router, persistent=False)
+        self.recipe = prepared.recipe
         self.top_k = top_k
         self.expert_bytes = prepared.nbytes
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 
 import torch
@@ -11,14 +12,16 @@ from rich.table import Table
 from . import stages
 from .measure import Measurement
 
+_CONTINUATION = 40  # characters, so that a row is one line
+
 
 @dataclass(frozen=True)
 class Row:
-    """A variant of the model: bytes of its FFNs, the share of them that a token reads, figures."""
+    """A variant of the model: experts that a token reads, bytes of its FFNs, figures."""
 
     name: str
+    experts: str
     ffn_bytes: int
-    share_read: float
     measured: Measurement
 
 
@@ -36,24 +39,24 @@ class Check:
 
 
 def results_table(rows: list[Row], tokens: int, prompt: str) -> Table:
-    """Perplexity, time, memory and a greedy continuation of every variant, the dense one first."""
-    table = Table(title=f"SmolLM2-135M on {tokens} tokens of docstrings; prompt: {prompt} ...")
-    table.add_column("FFN")
-    figures = ("perplexity", "to dense", "prefill\nms/token", "generate\nms/token")
-    for name in (*figures, "FFN\nMB", "read a\ntoken"):
+    """Perplexity, memory, time and a continuation of every row, the dense one first."""
+    table = Table(title=f"SmolLM2-135M on {tokens} tokens of docstrings")
+    table.add_column("FFN", no_wrap=True)
+    figures = ("experts\na token", "perplexity", "to dense", "weights\nMB")
+    for name in (*figures, "prefill\nms/token", "generate\nms/token"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("greedy continuation", ratio=1)
+    table.add_column(f"greedy continuation of\n{prompt!r}")
     dense = rows[0].measured.perplexity
     for row in rows:
         table.add_row(
             row.name,
+            row.experts,
             f"{row.measured.perplexity:.3f}",
             f"{row.measured.perplexity / dense:.4f}",
+            f"{row.ffn_bytes / 1e6:.1f}",
             f"{row.measured.prefill_ms:.2f}",
             f"{row.measured.generate_ms:.1f}",
-            f"{row.ffn_bytes / 1e6:.1f}",
-            f"{row.share_read:.0%}",
-            row.measured.text,
+            textwrap.shorten(row.measured.text, _CONTINUATION, placeholder=" ..."),
         )
     return table
 

@@ -179,6 +179,7 @@ def test_the_table_of_backends(arch: int, recipe: str, layout: str, backend: str
         ({"pins": {PINS[0]: "0.1.2"}}, "with apache-tvm-ffi 0.1.2", PINS[0]),
         ({"libraries": BOTH[:1]}, "_C_cuda.abi3.so is not built", "pip install --no-build-iso"),
         ({"torch": "2.12.0", "deep_gemm": None, "pins": {}}, "no DeepGEMM wheel is known", "2.13"),
+        ({"triton": None}, "SM90 runs mxfp4 and mxfp8 by Triton", "pip install triton"),
     ],
 )
 def test_what_is_missing_is_named_with_its_fix(facts, what, fix, monkeypatch) -> None:
@@ -218,6 +219,7 @@ def test_each_backend_is_missed_where_it_runs() -> None:
         assert "missing" not in diagnosis.backend(found, 90, other, "masked")
         assert not diagnosis.can_run(found)
     assert diagnosis.can_run(made_up(100, triton=None))
+    assert diagnosis.problems(made_up(100, triton=None)) == ()
 
 
 @pytest.mark.parametrize("arch", [80, 110])

@@ -1,7 +1,13 @@
-"""The demo's parts on a tiny random Llama: the split equals the FFN, the router's ids are valid."""
+"""The demo and its parts on a tiny random Llama: the split equals the FFN, every recipe comes close
+to it, the router's ids are valid, a bound that fails is a failure."""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
+import io
+import math
+import re
 import sys
 from pathlib import Path
 
@@ -9,9 +15,15 @@ import pytest
 import torch
 
 transformers = pytest.importorskip("transformers")
+pytest.importorskip("rich")
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 
+import demo  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.progress import Progress  # noqa: E402
+from smollm2_moe import checkpoint, variants  # noqa: E402
 from smollm2_moe.moe import MoEFeedForward  # noqa: E402
+from smollm2_moe.report import print_checks  # noqa: E402
 from smollm2_moe.split import assign_balanced, split_ffn  # noqa: E402
 from smollm2_moe.text import CALIBRATION_MODULES, EVALUATION_MODULES, is_prose  # noqa: E402
 
@@ -49,10 +61,115 @@ def relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return ((got.float() - expected).abs().max() / expected.abs().max()).item()
 
 
-@pytest.mark.parametrize("recipe, bound", [("bf16", 0.02), ("fp8_block", 0.1)])
-def test_all_experts_equal_the_dense_ffn(model, split, inputs, recipe, bound):
+def moe(split, variant, top_k=EXPERTS):
+    return MoEFeedForward(split.router, variants.prepare(split, variant), top_k)
+
+
+ERRORS = {
+    variants.BF16: 0.02,
+    variants.FP8_FP32: 0.1,
+    variants.FP8_UE8M0: 0.1,
+    variants.MXFP8: 0.1,
+    variants.MXFP4: 0.4,
+    variants.MXFP4_SEARCH: 0.4,
+    variants.FP8_FROM_MXFP4: 0.4,
+}
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS, ids=lambda v: v.name)
+def test_all_experts_equal_the_dense_ffn(model, split, inputs, variant):
     expected = model.model.layers[0].mlp(inputs)
-    assert relative_error(MoEFeedForward(split, recipe, EXPERTS)(inputs), expected) < bound
+    assert relative_error(moe(split, variant)(inputs), expected) < ERRORS[variant]
+
+
+@pytest.mark.parametrize("variant", variants.VARIANTS, ids=lambda v: v.name)
+def test_variants_are_what_they_say(split, variant):
+    prepared = variants.prepare(split, variant)
+    dtypes = {"none": None, "block_fp32": torch.float32, "packed_ue8m0": torch.int32}
+    scale = prepared.w13_scale
+    assert (scale if scale is None else scale.dtype) == dtypes[variant.scales]
+    assert prepared.recipe == variant.recipe
+    layer = MoEFeedForward(split.router, prepared, EXPERTS)
+    assert layer.expert_bytes == sum(
+        buffer.numel() * buffer.element_size()
+        for name, buffer in layer.named_buffers()
+        if name != "router"
+    )
+
+
+def test_fp4_weights_take_half_the_bytes_of_fp8(split):
+    sizes = {v: variants.prepare(split, v).nbytes for v in variants.VARIANTS}
+    assert sizes[variants.MXFP4] == sizes[variants.MXFP4_SEARCH] < 0.6 * sizes[variants.MXFP8]
+
+
+def test_searched_exponents_come_closer(model, split, inputs):
+    expected = model.model.layers[0].mlp(inputs)
+    plain, search = (
+        (moe(split, v)(inputs) - expected).norm() for v in (variants.MXFP4, variants.MXFP4_SEARCH)
+    )
+    assert search < 0.99 * plain
+
+
+def test_fp8_keeps_the_values_of_mxfp4(split, inputs):
+    fp4 = moe(split, variants.MXFP4_SEARCH)(inputs)
+    # With the same form of scales the activations are quantised alike, and only sums differ.
+    packed = dataclasses.replace(variants.FP8_FROM_MXFP4, scales="packed_ue8m0")
+    assert relative_error(moe(split, packed)(inputs), fp4) < 0.01
+
+
+def test_a_variant_that_the_device_cannot_run_is_refused(split, monkeypatch):
+    monkeypatch.setattr(variants, "target_of", lambda variant, device: None)
+    with pytest.raises(ValueError, match="variant must run on cpu, got mxfp4"):
+        variants.prepare(split, variants.MXFP4)
+
+
+@pytest.mark.parametrize(
+    "capability, runs",
+    [
+        ((9, 0), set(variants.VARIANTS) - {variants.FP8_UE8M0}),
+        ((10, 0), set(variants.VARIANTS) - {variants.FP8_FP32, variants.FP8_FROM_MXFP4}),
+    ],
+)
+def test_targets_on_a_gpu(monkeypatch, capability, runs):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    device = torch.device("cuda")
+    assert {v for v in variants.VARIANTS if variants.target_of(v, device)} == runs
+
+
+def perplexities(**changed):
+    value = dict.fromkeys(variants.VARIANTS, 10.1)
+    value[variants.MXFP4] = 12.5
+    value[variants.MXFP4_SEARCH] = value[variants.FP8_FROM_MXFP4] = 12.0
+    return value | {getattr(variants, name): v for name, v in changed.items()}
+
+
+@pytest.mark.parametrize(
+    "changed, held",
+    [
+        ({}, True),
+        ({"BF16": 20.0}, True),  # has a bound of its own: the split's error
+        ({"FP8_FP32": 10.31}, False),
+        ({"FP8_UE8M0": 10.31}, False),
+        ({"MXFP8": 10.31}, False),
+        ({"MXFP4": 13.51}, False),
+        ({"MXFP4": math.nan}, False),
+        ({"MXFP4_SEARCH": 12.5}, False),
+        ({"FP8_FROM_MXFP4": 12.13}, False),
+    ],
+)
+def test_a_bound_that_fails_is_a_failure(changed, held):
+    console = Console(file=io.StringIO(), width=140)
+    checks = variants.checks(perplexities(**changed), 10.0)
+    assert len(checks) == len(variants.BOUNDS)
+    assert print_checks(console, checks) is held
+    assert ("FAILED" in console.file.getvalue()) is not held
+
+
+def test_rows_that_were_not_measured_are_not_checked():
+    measured = {variants.MXFP8: 10.1, variants.MXFP4_SEARCH: 12.0}
+    assert [check.what for check in variants.checks(measured, 10.0)] == [
+        "perplexity of mxfp8 over dense"
+    ]
 
 
 def test_split_is_a_permutation_of_the_neurons(model, split):
@@ -70,7 +187,7 @@ def test_split_refuses_unequal_experts(model, inputs):
 
 @pytest.mark.parametrize("top_k", [1, 4, EXPERTS])
 def test_router_gives_valid_ids(split, inputs, top_k):
-    weights, ids = MoEFeedForward(split, "bf16", top_k).route(inputs)
+    weights, ids = moe(split, variants.BF16, top_k).route(inputs)
     assert ids.shape == weights.shape == (TOKENS, top_k)
     assert ids.dtype == torch.int32 and weights.dtype == torch.float32
     assert ids.min() >= 0 and ids.max() < EXPERTS
@@ -79,10 +196,10 @@ def test_router_gives_valid_ids(split, inputs, top_k):
 
 def test_router_beats_chance(model, split, inputs):
     expected = model.model.layers[0].mlp(inputs)
-    moe = MoEFeedForward(split, "bf16", 4)
-    routed = (moe(inputs) - expected).norm()
-    moe.router = -moe.router
-    assert routed < (moe(inputs) - expected).norm()
+    layer = moe(split, variants.BF16, 4)
+    routed = (layer(inputs) - expected).norm()
+    layer.router = -layer.router
+    assert routed < (layer(inputs) - expected).norm()
 
 
 def test_model_runs_and_generates_with_the_layer(model, split):
@@ -90,7 +207,7 @@ def test_model_runs_and_generates_with_the_layer(model, split):
     ids = torch.arange(2 * 7).view(2, 7)
     expected = model(ids).logits
     try:
-        model.model.layers[0].mlp = MoEFeedForward(split, "bf16", EXPERTS)
+        model.model.layers[0].mlp = moe(split, variants.BF16)
         assert relative_error(model(ids).logits, expected) < 0.05
         lengths = {"max_new_tokens": 3, "min_new_tokens": 3}
         mask = torch.ones_like(ids)
@@ -113,3 +230,34 @@ def test_prose_is_told_from_code():
     assert not is_prose("    " + sentence)
     assert not is_prose("A short one.")
     assert not set(CALIBRATION_MODULES) & set(EVALUATION_MODULES)
+
+
+class Letters:
+    """A tokenizer of 64 letters, in place of one that must be downloaded."""
+
+    def __call__(self, text, return_tensors="pt", verbose=True):
+        ids = torch.tensor([[ord(letter) % 64 for letter in text]])
+        data = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        return transformers.BatchEncoding(data)
+
+    def decode(self, ids, skip_special_tokens=True):
+        return "".join(chr(i + 64) for i in ids.tolist())
+
+
+def test_the_demo_runs_every_row(model, monkeypatch):
+    dense = [layer.mlp for layer in model.model.layers]
+    monkeypatch.setattr(checkpoint, "load", lambda device, dtype: (model, Letters()))
+    monkeypatch.setattr(demo, "NEW_TOKENS", 2)
+    args = argparse.Namespace(tokens=demo.WINDOW, top_k=[10], device=torch.device("cpu"))
+    console = Console(file=io.StringIO(), width=140)
+    try:
+        verdict = demo.run(args, console, Progress(console=console, disable=True))
+    finally:
+        for layer, mlp in zip(model.model.layers, dense, strict=True):
+            layer.mlp = mlp
+    printed = console.file.getvalue()
+    rows = re.findall(r"^│ (.*?) *│ +(\d+ of 12) │", printed, re.MULTILINE)
+    every = [(variant.name, "12 of 12") for variant in variants.VARIANTS]
+    assert rows == [*every, (variants.FP8_FP32.name, "10 of 12")]
+    assert len(re.findall(r"^(ok|FAILED)  ", printed, re.MULTILINE)) == 1 + len(variants.BOUNDS)
+    assert verdict is ("FAILED" not in printed)

@@ -12,11 +12,15 @@ import numpy as np
 import pytest
 
 HERE = Path(__file__).parent
+# In the order of numerics_device.cu.
+FUNCTIONS = ("silu", "exp_f32", "sqrt_softplus", "tanh_f32")
+ENCODERS = ("float_to_e4m3", "float_to_ue8m0", "exact_ue8m0", "float_to_e2m1", "e2m1_exponent")
+DECODERS = ("e4m3_to_float", "ue8m0_to_float", "e2m1_to_float")
 
 
 @pytest.fixture(scope="module")
-def evaluate(device, tmp_path_factory):
-    """Returns silu, exp_f32, sqrt_softplus, tanh_f32, float_to_e4m3, float_to_ue8m0 by the GPU."""
+def library(device, tmp_path_factory) -> ctypes.CDLL:
+    """numerics_device.cu, compiled for this GPU."""
     if device.type != "cuda":
         pytest.skip("runs with --device cuda")
     home = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
@@ -29,13 +33,19 @@ def evaluate(device, tmp_path_factory):
     command += ["-Xcompiler=-fPIC", str(HERE / "numerics_device.cu"), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
-    function = ctypes.CDLL(str(library)).evaluate_on_device
+    return ctypes.CDLL(str(library))
 
-    def run(x: np.ndarray) -> tuple[np.ndarray, ...]:
-        outputs = [np.empty(x.size, dtype) for dtype in ("f4", "f4", "f4", "f4", "u1", "u1")]
-        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, *outputs)]
-        assert function(pointers[0], x.size, *pointers[1:]) == 0
-        return tuple(outputs)
+
+@pytest.fixture(scope="module")
+def evaluate(library):
+    """Returns (functions, codes) by the GPU, both by name."""
+
+    def run(x: np.ndarray) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+        values = np.empty((len(FUNCTIONS), x.size), np.float32)
+        codes = np.empty((len(ENCODERS), x.size), np.uint8)
+        pointers = [ctypes.c_void_p(array.ctypes.data) for array in (x, values, codes)]
+        assert library.evaluate_on_device(pointers[0], x.size, *pointers[1:]) == 0
+        return dict(zip(FUNCTIONS, values, strict=True)), dict(zip(ENCODERS, codes, strict=True))
 
     return run
 
@@ -49,17 +59,26 @@ def same(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 def test_silu_of_every_bf16_value(evaluate, numerics, all_bf16) -> None:
     x = (all_bf16.astype(np.uint32) << 16).view(np.float32)
-    assert same(evaluate(x)[0], numerics.silu(x)).all()
+    assert same(evaluate(x)[0]["silu"], numerics.silu(x)).all()
 
 
-def test_the_codecs_and_exp(evaluate, numerics, all_bf16) -> None:
+def test_functions_and_encoders(evaluate, numerics, all_bf16) -> None:
     high = all_bf16.astype(np.uint32) << 16
     low = np.random.default_rng(0).integers(0, 1 << 16, (16, high.size), dtype=np.uint32)
-    bits = np.concatenate([high, (high[None] | low).ravel()])
-    x = bits.view(np.float32)
-    _, exponential, softplus, hyperbolic, code, exponent = evaluate(x)
-    assert same(exponential, numerics.exp_f32(x)).all()
-    assert same(softplus, numerics.sqrt_softplus(x)).all()
-    assert same(hyperbolic, numerics.tanh_f32(x)).all()
-    np.testing.assert_array_equal(code, numerics.float_to_e4m3(bits))
-    np.testing.assert_array_equal(exponent, numerics.float_to_ue8m0(bits))
+    # Around every bf16 value too: there lie the ties and the powers of two.
+    bits = np.concatenate([high, high + 1, high - 1, (high[None] | low).ravel()])
+    functions, codes = evaluate(bits.view(np.float32))
+    for name in FUNCTIONS[1:]:
+        expected = getattr(numerics, name)(bits.view(np.float32))
+        assert same(functions[name], expected).all(), name
+    for name in ENCODERS:
+        argument = bits & 0x7FFFFFFF if name == "e2m1_exponent" else bits
+        np.testing.assert_array_equal(codes[name], getattr(numerics, name)(argument), name)
+
+
+def test_decoders_of_every_byte(library, numerics) -> None:
+    bits = np.empty((len(DECODERS), 256), np.uint32)
+    assert library.decode_on_device(ctypes.c_void_p(bits.ctypes.data)) == 0
+    codes = np.arange(256, dtype=np.uint8)
+    for name, found in zip(DECODERS, bits, strict=True):
+        np.testing.assert_array_equal(found, getattr(numerics, name)(codes), name)
