@@ -157,7 +157,7 @@ def test_ops_come_as_triples() -> None:
     for path in source_files(CSRC, ".cpp", ".cu"):
         # Code that several ops share is no op; it belongs to the header without its suffix.
         stem = path.stem.removesuffix("_cpu").removesuffix("_cuda")
-        if path.suffix == ".cu" and path.with_suffix(".cuh").exists():
+        if path.suffix == ".cu" and path.with_name(stem + ".cuh").exists():
             continue  # a kernel that several ops share
         assert path.with_name(stem + ".h").exists(), f"{path} has no contract header"
         if path.suffix == ".cu" and stem == path.stem:
