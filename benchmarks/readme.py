@@ -9,6 +9,7 @@ RESULTS = Path(__file__).parent / "results"
 RESULT = RESULTS / "layer_h200.json"
 HOST_RESULT = RESULTS / "host_h200.json"
 RECIPES_RESULT = RESULTS / "recipes_h200.json"
+PREFILL_RESULT = RESULTS / "recipes_prefill_h200.json"
 OPS_RESULT = RESULTS / "activation_route_h200.json"
 COLUMNS = {
     "ours, auto": ("dgmoe", "auto"),
@@ -90,6 +91,8 @@ if __name__ == "__main__":
     print(ops_table())
     print()
     print(recipes_table())
+    print()
+    print(recipes_table(PREFILL_RESULT))
     print()
     print(host_table())
     print()

@@ -157,8 +157,8 @@ def test_ops_come_as_triples() -> None:
     for path in source_files(CSRC, ".cpp", ".cu"):
         # Code that several ops share is no op; it belongs to the header without its suffix.
         stem = path.stem.removesuffix("_cpu").removesuffix("_cuda")
-        if path.suffix == ".cu" and path.with_name(stem + ".cuh").exists():
-            continue  # a kernel that several ops share
+        if stem != path.stem and path.with_name(stem + ".cuh").exists():
+            continue
         assert path.with_name(stem + ".h").exists(), f"{path} has no contract header"
         if path.suffix == ".cu" and stem == path.stem:
             assert path.with_suffix(".cpp").exists(), f"{path} has no CPU side"

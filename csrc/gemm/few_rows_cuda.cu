@@ -1,24 +1,12 @@
 #include "few_rows.cuh"
 
+#include <algorithm>
 #include <atomic>
 
-#include "grouped_gemm_cuda.cuh"
+#include "mx_cuda.cuh"
 
 namespace dgmoe {
 namespace {
-
-constexpr int kMaxDevices = 64;
-
-// Asked once a device, and then again by racing threads, who learn the same.
-bool is_hopper(int device) {
-  static std::atomic<int> majors[kMaxDevices] = {};
-  int major = majors[device].load();
-  if (major == 0) {
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    majors[device].store(major);
-  }
-  return major == 9;
-}
 
 template <bool kFp4, bool kNarrow, int kTiles>
 void launch(const FewRowsPlan& plan, const CudaScope& scope, int device) {
@@ -51,31 +39,48 @@ void launch_for(const FewRowsPlan& plan, const CudaScope& scope, int device, int
   return launch<kFp4, kNarrow, 4>(plan, scope, device);
 }
 
-bool on_16_bytes(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
+
+int hopper_device() {
+  // Asked once a device, and then again by racing threads, who learn the same.
+  static std::atomic<int> majors[kMaxDevices] = {};
+  int device = 0;
+  STD_CUDA_CHECK(cudaGetDevice(&device));
+  if (device >= kMaxDevices) return -1;
+  int major = majors[device].load();
+  if (major == 0) {
+    STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    majors[device].store(major);
+  }
+  return major == 9 ? device : -1;
+}
+
+bool is_mx_product(const GroupedGemmPlan& plan) {
+  if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
+  return plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
+         plan.b_gran_k == 32 && !(plan.a_gran_k == 32 && plan.b_fp4) && !sanity_check();
+}
 
 int64_t expected_rows(const GroupedGemmPlan& plan) {
   if (plan.masked()) return plan.expected_m;
-  if (plan.experts == 0) return 0;
-  // What is left of the segments when each expert has one.
   constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
-  const int64_t more = plan.m / kSegment - plan.experts;
-  return more <= 0 ? 1 : more * kSegment / plan.experts + 1;
+  const int64_t segments = ceil_div(plan.m, kSegment);
+  if (segments < plan.experts) return 1;
+  // What is left of the segments when each expert has one. Where nothing is, experts may have filled
+  // theirs by half, which counts for few experts; tiles are then high enough to be right either way.
+  const int64_t more = segments - plan.experts;
+  if (more == 0) return std::min(kFewRowsMost, kSegment / 2 / plan.experts + 1);
+  return more * kSegment / plan.experts + 1;
 }
 
 bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan) {
   const bool narrow = plan.a_gran_k == 32;
-  const bool mx = plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
-                  plan.b_gran_k == 32 && !(narrow && plan.b_fp4);
-  if (!mx || sanity_check() || expected_rows(plan) > kFewRowsMost) return false;
-  if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
+  if (!is_mx_product(plan) || expected_rows(plan) > kFewRowsMost) return false;
   if (plan.k % 128 != 0 || plan.k > INT32_MAX || plan.n > INT32_MAX - kFewRowsWeights) return false;
   if (plan.experts > kFewRowsExperts || plan.m > INT32_MAX) return false;
   if (!on_16_bytes(plan.a) || !on_16_bytes(plan.b)) return false;
-  int device = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  if (device >= kMaxDevices || !is_hopper(device)) return false;
+  const int device = hopper_device();
+  if (device < 0) return false;
   FewRowsPlan few{};
   few.a = static_cast<const uint8_t*>(plan.a);
   few.a_scale = static_cast<const int32_t*>(plan.a_scale_data);

@@ -2,7 +2,15 @@
 
 from pathlib import Path
 
-from benchmarks.readme import HOST_RESULT, RESULT, host_table, ops_table, speed_table
+from benchmarks.readme import (
+    HOST_RESULT,
+    PREFILL_RESULT,
+    RESULT,
+    host_table,
+    ops_table,
+    recipes_table,
+    speed_table,
+)
 
 README = Path(__file__).parent.parent.parent / "README.md"
 
@@ -19,6 +27,12 @@ def test_host_table_is_that_of_the_committed_result() -> None:
 
 def test_ops_table_is_that_of_the_committed_result() -> None:
     assert ops_table() in README.read_text()
+
+
+def test_recipes_tables_are_those_of_the_committed_results() -> None:
+    text = README.read_text()
+    assert recipes_table() in text
+    assert recipes_table(PREFILL_RESULT) in text
 
 
 def test_the_result_says_where_it_comes_from() -> None:

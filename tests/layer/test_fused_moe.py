@@ -43,6 +43,13 @@ def test_against_float64(recipe, experts, top_k, device):
             nowhere = ((args[2] < 0) | (args[2] >= experts)).all(1)
             assert (got[nowhere] == 0).all()
             by_layout[layout] = got
+        if device.type == "cuda" and RECIPES[recipe].mx and tokens * top_k > 8 * experts:
+            # Few rows and many have kernels that sum differently, and what a call knows of its rows
+            # depends on the layout.
+            apart = relative_error(by_layout["masked"], by_layout["contig"].double())
+            assert apart < BOUND_QUANTIZED["cuda"], tokens
+            assert any(torch.equal(by_layout["auto"], by_layout[x]) for x in ("masked", "contig"))
+            continue
         assert torch.equal(by_layout["masked"], by_layout["contig"]), tokens
         assert torch.equal(by_layout["auto"], by_layout["masked"]), tokens
 

@@ -57,6 +57,8 @@ def test_halves_that_need_no_padding_are_copied_in_order() -> None:
 @pytest.mark.parametrize("inter", [64, 72])
 def test_the_layer_is_the_same_as_with_rows_in_turn(device, inter) -> None:
     """What the layer computes from rows in turn, where nothing is padded, and from halves."""
+    if device.type == "cuda" and inter % 64 != 0:
+        pytest.skip("DeepGEMM takes widths in steps of 64, so that nothing unpadded compares")
     w13, _, w2, _ = (t if t is None else t.to(device) for t in layer("bf16", 4, 128, inter))
     target = "cpu" if device.type == "cpu" else "sm90"
     bias = {"w13_bias": torch.randn(4, 2 * inter), "w2_bias": torch.randn(4, 128)}

@@ -2,26 +2,14 @@
 
 #include <atomic>
 
-#include "grouped_gemm_cuda.cuh"
+#include "mx_cuda.cuh"
 
 namespace dgmoe {
 namespace {
 
 constexpr int kRows = 128;
-constexpr int kMaxDevices = 64;
 constexpr int64_t kMostExperts = 2048;
 constexpr int64_t kMostWideBytes = int64_t{8} << 30;
-
-// Asked once a device, and then again by racing threads, who learn the same.
-bool is_hopper(int device) {
-  static std::atomic<int> majors[kMaxDevices] = {};
-  int major = majors[device].load();
-  if (major == 0) {
-    STD_CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-    majors[device].store(major);
-  }
-  return major == 9;
-}
 
 template <bool kFp4, bool kNarrow>
 void launch(const ManyRowsPlan& plan, const CudaScope& scope, int device) {
@@ -42,16 +30,11 @@ void launch(const ManyRowsPlan& plan, const CudaScope& scope, int device) {
                scope, plan);
 }
 
-bool on_16_bytes(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d) {
   const bool narrow = plan.a_gran_k == 32;
-  const bool mx = plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
-                  plan.b_gran_k == 32 && !(narrow && plan.b_fp4);
-  if (!mx || sanity_check()) return false;
-  if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
+  if (!is_mx_product(plan)) return false;
   if (plan.k % 128 != 0 || plan.n % 8 != 0 || plan.experts > kMostExperts) return false;
   if (!plan.masked() && plan.m % kRows != 0) return false;
   if (!on_16_bytes(plan.a) || !on_16_bytes(plan.b) || !on_16_bytes(plan.d)) return false;
@@ -64,9 +47,8 @@ bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Te
       plan.m > INT32_MAX || wide_bytes > kMostWideBytes) {
     return false;
   }
-  int device = 0;
-  STD_CUDA_CHECK(cudaGetDevice(&device));
-  if (device >= kMaxDevices || !is_hopper(device)) return false;
+  const int device = hopper_device();
+  if (device < 0) return false;
   Tensor wide = empty({wide_bytes}, ScalarType::Byte, d);
   Tensor flags = empty({row_tiles * kManyRowsSlices}, ScalarType::Int, d);
   ManyRowsPlan many{};
