@@ -136,8 +136,8 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
   }
 }
 
-// Every row of one batch, the valid ones by m_indices. Entries are read kGatedLook rows at a time, all
-// under way together: where few rows are valid, the walk is a walk over entries.
+// Every row of one batch, the valid ones by m_indices. Entries are read kGatedLook rows at a time,
+// all under way together: where few rows are valid, the walk is a walk over entries.
 class GatedContigWalk {
  public:
   __device__ GatedContigWalk(const GatedPlan& in, int64_t first, int64_t step)
@@ -206,9 +206,9 @@ __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t
   return count < 0 ? 0 : count < in.rows ? count : in.rows;
 }
 
-// ends[i] becomes the valid rows of experts base .. base + i, for kGatedExperts of them or as many as
-// there are; returns those of all. Every warp counts for itself, so that only the reading of ends waits
-// for another.
+// ends[i] becomes the valid rows of experts base .. base + i, for kGatedExperts of them or as many
+// as there are; returns those of all. Every warp counts for itself, so that only the reading of
+// ends waits for another.
 __device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base, int experts,
                                                     int64_t* ends) {
   constexpr uint32_t kAll = 0xffffffffu;

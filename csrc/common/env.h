@@ -1,4 +1,5 @@
-// The environment variables that the libraries read themselves, at every call: on where they are "1".
+// The environment variables that the libraries read themselves, at every call: on where they are
+// "1".
 #pragma once
 
 #include <cstdlib>

@@ -1,15 +1,16 @@
 // The grouped GEMM of the MX recipes where an expert has few rows: bound by the weights' way from
 // memory, so that weights stay packed until they are in registers.
 //
-// A block takes 64 rows of a weight and 8 * kTiles rows of a, over all of k, 128 bytes of each weight
-// row at once, by asynchronous copies some steps ahead and across the ends of its tiles. Its warps
-// multiply the weight's rows by the tensor core's m64nNk32, 32 columns at a time: one group of b, whose
-// scale is applied to the partial product in fp32. The weights are the left operand, from registers.
+// A block takes 64 rows of a weight and 8 * kTiles rows of a, over all of k, 128 bytes of each
+// weight row at once, by asynchronous copies some steps ahead and across the ends of its tiles. Its
+// warps multiply the weight's rows by the tensor core's m64nNk32, 32 columns at a time: one group
+// of b, whose scale is applied to the partial product in fp32. The weights are the left operand,
+// from registers.
 //
-// FP4: a lane's eight codes of a group stand in one word of a row; the even ones become one register
-// of the left operand, the odd ones another, and the bytes of a are parted likewise in shared memory,
-// since the order of columns within a group is free. An e2m1 code shifted into the place of an e4m3
-// value is 2^-6 of it, zero and one half included.
+// FP4: a lane's eight codes of a group stand in one word of a row; the even ones become one
+// register of the left operand, the odd ones another, and the bytes of a are parted likewise in
+// shared memory, since the order of columns within a group is free. An e2m1 code shifted into the
+// place of an e4m3 value is 2^-6 of it, zero and one half included.
 #pragma once
 
 #include "few_rows_work.cuh"
@@ -17,8 +18,8 @@
 namespace dgmoe {
 namespace few_rows {
 
-// Makes of a stage what its products need: scales as factors; FP4's a parted into the even and the odd
-// columns of each group.
+// Makes of a stage what its products need: scales as factors; FP4's a parted into the even and the
+// odd columns of each group.
 template <bool kFp4, bool kNarrow, typename Shape>
 __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step) {
   const int thread = threadIdx.x;
@@ -54,8 +55,8 @@ __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step
   }
 }
 
-// A stage's products, on their way while other work is done. sums[4t ..] are of rows g and g + 8 of the
-// warp's weights and of rows 2q and 2q + 1 of the t-th eight of a.
+// A stage's products, on their way while other work is done. sums[4t ..] are of rows g and g + 8 of
+// the warp's weights and of rows 2q and 2q + 1 of the t-th eight of a.
 template <bool kFp4, bool kNarrow, int kTiles, typename Shape>
 struct Products {
   uint32_t left[Shape::kGroups][4];
@@ -64,8 +65,8 @@ struct Products {
   __device__ __forceinline__ void begin(uint32_t stage, uint32_t made) {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
-    // Lanes 0 to 7 address rows 0 to 7 of the first matrix, and so on: rows 8 to 15, then the next 16
-    // bytes of both.
+    // Lanes 0 to 7 address rows 0 to 7 of the first matrix, and so on: rows 8 to 15, then the next
+    // 16 bytes of both.
     const uint32_t weights =
         stage + (first + lane % 16) * kFewRowsBytes + (lane / 16 ^ lane % 8) * 16;
     const uint64_t a = describe<Shape>(kFp4 ? made + Shape::kParted : stage + Shape::kA);

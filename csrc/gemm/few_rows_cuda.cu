@@ -31,7 +31,8 @@ void launch(const FewRowsPlan& plan, const CudaScope& scope, int device) {
   DGMOE_LAUNCH(kernel, grid, kFewRowsThreads, Shape::shared_bytes(plan.items()), scope, plan);
 }
 
-// By measurement: a tile of more rows reads weights less often, and one of fewer lets more blocks run.
+// By measurement: a tile of more rows reads weights less often, and one of fewer lets more blocks
+// run.
 template <bool kFp4, bool kNarrow>
 void launch_for(const FewRowsPlan& plan, const CudaScope& scope, int device, int64_t rows) {
   if (rows <= (kFp4 ? 6 : 4)) return launch<kFp4, kNarrow, 1>(plan, scope, device);
@@ -66,8 +67,9 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
   constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
   const int64_t segments = ceil_div(plan.m, kSegment);
   if (segments < plan.experts) return 1;
-  // What is left of the segments when each expert has one. Where nothing is, experts may have filled
-  // theirs by half, which counts for few experts; tiles are then high enough to be right either way.
+  // What is left of the segments when each expert has one. Where nothing is, experts may have
+  // filled theirs by half, which counts for few experts; tiles are then high enough to be right
+  // either way.
   const int64_t more = segments - plan.experts;
   if (more == 0) return std::min(kFewRowsMost, kSegment / 2 / plan.experts + 1);
   return more * kSegment / plan.experts + 1;

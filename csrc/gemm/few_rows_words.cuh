@@ -1,5 +1,6 @@
-// What the grouped GEMM for few rows is made of, instruction by instruction: asynchronous copies, shared
-// memory by address, the tensor core's asynchronous products, and codes of FP4 and UE8M0 in registers.
+// What the grouped GEMM for few rows is made of, instruction by instruction: asynchronous copies,
+// shared memory by address, the tensor core's asynchronous products, and codes of FP4 and UE8M0 in
+// registers.
 #pragma once
 
 #include <cstdint>

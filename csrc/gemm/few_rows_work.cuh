@@ -1,5 +1,5 @@
-// Which work the grouped GEMM for few rows has: the tiles, which block takes which, and what a thread
-// copies of one.
+// Which work the grouped GEMM for few rows has: the tiles, which block takes which, and what a
+// thread copies of one.
 #pragma once
 
 #include "../common/layout.h"
@@ -50,8 +50,8 @@ struct FewRowsShape {
   static constexpr int kAScale = kBScale + kWords * kFewRowsWeights * 4;
   static constexpr int kBytes = kAScale + 128;
   static constexpr int kStages = 4;
-  // What is made of a stage before it is computed, of two stages: the scales as factors, [word][row]
-  // of four and [scale][row], and FP4's a, parted.
+  // What is made of a stage before it is computed, of two stages: the scales as factors,
+  // [word][row] of four and [scale][row], and FP4's a, parted.
   static constexpr int kBFactors = 0;
   static constexpr int kRowFactors = kWords * kFewRowsWeights * 16;
   static constexpr int kParted = kRowFactors + (kAFactors * kRows * 4 + 127) / 128 * 128;
@@ -204,8 +204,8 @@ struct Source {
   int32_t words_left;                 // likewise
   bool a_scale_there;
 
-  // The thread's place in what is copied of a at once. FP8: eight rows of a column beside each other,
-  // since that is how they stand afterwards.
+  // The thread's place in what is copied of a at once. FP8: eight rows of a column beside each
+  // other, since that is how they stand afterwards.
   static __device__ __forceinline__ int32_t row_chunk() {
     const int32_t thread = threadIdx.x;
     return kFp4 ? thread % kAChunks : thread / 8 % kAChunks;

@@ -1,18 +1,18 @@
 // The grouped GEMM of the MX recipes where an expert has many rows: bound by the tensor core, which
 // takes both operands as bf16.
 //
-// A block takes 256 rows of a weight and kRows rows of a. e4m3 and e2m1 values times a power of two are
-// exact in bf16, so scales are folded into both operands, and nothing is left to do to a product but
-// one scaling, by a constant. A first kernel widens the rows of a, in the order in which the second one
-// copies them to shared memory, 64 columns of a tile of rows at once. In that one groups of four
-// warps multiply: their rows of the weight from registers, where they are widened. A last group
-// copies some steps ahead, and across the ends of tiles.
+// A block takes 256 rows of a weight and kRows rows of a. e4m3 and e2m1 values times a power of two
+// are exact in bf16, so scales are folded into both operands, and nothing is left to do to a
+// product but one scaling, by a constant. A first kernel widens the rows of a, in the order in
+// which the second one copies them to shared memory, 64 columns of a tile of rows at once. In that
+// one groups of four warps multiply: their rows of the weight from registers, where they are
+// widened. A last group copies some steps ahead, and across the ends of tiles.
 //
-// The order of columns within 64 is free. A lane reads 16 columns of a row at once, and they become its
-// part of four products of 16 columns.
+// The order of columns within 64 is free. A lane reads 16 columns of a row at once, and they become
+// its part of four products of 16 columns.
 //
-// Scales below 2^-111 of anything but zero, or above 2^16, or NaN, or a NaN value: the tile is computed
-// once more, value by value.
+// Scales below 2^-111 of anything but zero, or above 2^16, or NaN, or a NaN value: the tile is
+// computed once more, value by value.
 #pragma once
 
 #include "many_rows_work.cuh"

@@ -64,8 +64,8 @@ __device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t factor) {
   return product;
 }
 
-// Values' bits as bf16 are 2^-120 (e4m3) or 2^-126 (e2m1) of them, subnormal ones included. A factor
-// 2^(e - 127 + 111) then leaves 2^-9 or 2^-15 of the scaled value.
+// Values' bits as bf16 are 2^-120 (e4m3) or 2^-126 (e2m1) of them, subnormal ones included. A
+// factor 2^(e - 127 + 111) then leaves 2^-9 or 2^-15 of the scaled value.
 constexpr uint32_t kBias = 111u * 0x01010101u;
 constexpr uint32_t kLowest = 16u * 0x01010101u;
 constexpr uint32_t kSigns = 0x80008000u;

@@ -14,8 +14,8 @@ inline bool on_16_bytes(const void* pointer) {
 // The current device where it is a Hopper, else -1.
 int hopper_device();
 
-// Whether a product is one that they know: packed scales, of b for a row and 32 columns, of a for 32 or
-// 128, where FP4 has 128. What is empty, or to be looked at first, is the matter of others.
+// Whether a product is one that they know: packed scales, of b for a row and 32 columns, of a for
+// 32 or 128, where FP4 has 128. What is empty, or to be looked at first, is the matter of others.
 bool is_mx_product(const GroupedGemmPlan& plan);
 
 }  // namespace dgmoe

@@ -6,7 +6,8 @@
 
 namespace dgmoe {
 
-// A group of 32 columns as fp32; columns past the end are zero. Returns the bits of its largest |x|.
+// A group of 32 columns as fp32; columns past the end are zero. Returns the bits of its largest
+// |x|.
 DGMOE_HD uint32_t load_group(const WeightRows& weight, int64_t offset, int64_t count,
                              float (&x)[kMxGroup]) {
   const int64_t valid = count < kMxGroup ? count : kMxGroup;
