@@ -46,6 +46,10 @@ def batch_invariant() -> bool:
     A row then has the same bits at any row count and with any number of threads. By default many
     rows an expert go to the machine's matrix product, whose order of summation may depend on
     their number. The C++ library reads the variable itself, at every call.
+
+    It does not reach CUDA. There a row has the same bits at any row count on SM90, but for the MX
+    recipes: two kernels take them, up to 40 expected rows an expert and above, and round
+    differently.
     """
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
 

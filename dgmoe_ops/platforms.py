@@ -30,10 +30,12 @@ class Backend:
     Attributes:
         name: for people to read.
         cells: what it runs.
+        rest: who runs what its kernels do not take of these cells; None where they take all.
     """
 
     name: str
     cells: frozenset[Cell]
+    rest: str | None = None
 
 
 @dataclass(frozen=True)
@@ -75,14 +77,15 @@ PLATFORMS: tuple[Platform, ...] = (
         "cpu",
         (Backend("dgmoe_ops", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
-    # The library has no MX kernels for it.
+    # The library has no MX kernels for it. Ours take few rows and many; what they do not take, and
+    # only that, needs Triton: `dgmoe_ops/cli/workspace.py` has the rule.
     Platform(
         "SM90",
         (90,),
         "sm90",
         (
             Backend("DeepGEMM", _cells(LAYOUTS, _BF16, _FP8_FP32)),
-            Backend("Triton", _cells(LAYOUTS, _MXFP8, _MXFP4)),
+            Backend("dgmoe_ops", _cells(LAYOUTS, _MXFP8, _MXFP4), rest="Triton"),
         ),
     ),
     # The tensor core applies UE8M0 scales itself; the library would convert float32 ones on every

@@ -85,7 +85,9 @@ def test_every_cell_has_one_backend() -> None:
             found = [b.name for b in platform.backends if cell in b.cells]
             assert len(found) == (cell in platform.cells)
             assert platforms.backend_of(platform.archs[0], *cell) == (found[0] if found else None)
-    assert platforms.backend_of(90, "mxfp8", "masked", "packed_ue8m0") == "Triton"
+    assert platforms.backend_of(90, "mxfp8", "masked", "packed_ue8m0") == "dgmoe_ops"
+    rests = {(p.name, b.name): b.rest for p in platforms.PLATFORMS for b in p.backends if b.rest}
+    assert rests == {("SM90", "dgmoe_ops"): "Triton"}
     assert platforms.backend_of(90, "fp8_block", "masked", "block_fp32") == "DeepGEMM"
     assert platforms.backend_of(80, "bf16", "masked", "none") is None
 
@@ -108,7 +110,10 @@ def test_the_readme_says_what_the_table_says(recipe) -> None:
             assert runs or f"{platforms.arch_name(arch)}: -" in text
             for cell in runs:
                 name = platforms.backend_of(arch, *cell)
-                assert {"dgmoe_ops": "our kernel"}.get(name, name) in text
+                assert ("our kernel" if name == "dgmoe_ops" else name) in text
+                backends = platforms.platform_of(arch).backends
+                (rest,) = [b.rest for b in backends if cell in b.cells]
+                assert (rest or "") in text and (rest or "Triton" not in text)
                 assert FORMS.get(cell.scale_form, "") in text
             forms = {cell.scale_form for cell in runs}
             others = [said for form, said in FORMS.items() if form not in forms]

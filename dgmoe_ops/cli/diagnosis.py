@@ -10,6 +10,11 @@ from .machine import Machine
 
 _TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
 _BUILD = "pip install --no-build-isolation -e ."
+#: what the kernels of dgmoe_ops do not take; `workspace` has the rule
+_TRITON_RUNS = (
+    "what these do not take: many rows an expert with more than 8 GiB of workspace, more than 2048"
+    " experts or a weight whose rows are no multiple of 8; and calls under DGMOE_SANITY_CHECK=1"
+)
 
 
 @dataclass(frozen=True)
@@ -85,11 +90,18 @@ def _arch_problems(machine: Machine) -> list[Problem]:
             what = f"no grouped GEMM exists for {name}"
             problems.append(Problem(what, "run the layer on CPU tensors", True))
             continue
-        backends = platforms.platform_of(arch).backends
-        by_triton = {c.recipe for b in backends if b.name == "Triton" for c in b.cells}
-        if by_triton and machine.triton is None:
-            what = f"{name} runs {' and '.join(sorted(by_triton))} by Triton, which is missing"
-            problems.append(Problem(what, "pip install triton", True))
+        rest = {
+            cell.recipe
+            for backend in platforms.platform_of(arch).backends
+            if backend.rest == "Triton"
+            for cell in backend.cells
+        }
+        if rest and machine.triton is None:
+            what = (
+                f"{name} runs {' and '.join(sorted(rest))} by kernels of dgmoe_ops, and by Triton,"
+                f" which is missing, {_TRITON_RUNS}"
+            )
+            problems.append(Problem(what, "pip install triton", False))
         layouts = {layout for found in usable.values() for layout in found}
         forced = any(s.name == "DGMOE_LAYOUT" and s.value in layouts for s in machine.settings)
         if len(layouts) == 1 and not forced:
@@ -138,9 +150,7 @@ def backend(machine: Machine, arch: int | str, recipe: str, layout: str) -> str:
     name = platforms.backend_of(arch, recipe, layout, forms[0])
     if name == "DeepGEMM" and deep_gemm_fits(machine) is False:
         return "- (DeepGEMM is missing or does not fit)"
-    if name == "Triton" and machine.triton is None:
-        return "- (Triton is missing)"
-    return f"{name}{scales}"
+    return f"{'CUDA kernel' if name == 'dgmoe_ops' else name}{scales}"
 
 
 def table(machine: Machine) -> list[dict]:

@@ -1,9 +1,9 @@
 """Exact bytes of every tensor that a call allocates, stage by stage, from sizes alone.
 
 The sizes are those of the allocations in `csrc/<room>/<op>.h`; the tests hold them against tensors
-that the ops returned and against the allocator. The result counts, as without `out=`. Left out:
-copies of inputs whose rows are not aligned, and the workspaces of the row ranking on CUDA, of the
-GEMM library and of the CPU kernels.
+that the ops returned and against the allocator. The result counts, as without `out=`, and so does
+the workspace of our own GEMMs on SM90 (`workspace`). Left out: copies of inputs whose rows are not
+aligned, and the workspaces of the row ranking on CUDA, of the GEMM library and of the CPU kernels.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from ..layouts import (
     ScaleForm,
     ceil_div,
     contig_rows,
+    expected_rows,
     round_up,
     scale_sizes_and_strides,
     slab_rows,
 )
 from ..prepare import padded_sizes
 from ..recipes import Recipe
+from . import workspace
 
 BF16, WORD = 2, 4  #: bytes
 
@@ -37,6 +39,7 @@ class Call:
         recipe: what the weights and activations are made of.
         packed: whether scales are packed UE8M0, as SM100 and SM120 take them; those of mxfp8 and
             mxfp4 are anyway.
+        arch: what it runs on, as `platforms` names it; decides the workspaces of the GEMMs.
     """
 
     tokens: int
@@ -47,6 +50,7 @@ class Call:
     top_k: int
     recipe: Recipe
     packed: bool = False
+    arch: int | str = "cpu"
 
     @property
     def padded_hidden(self) -> int:
@@ -106,6 +110,20 @@ class Call:
         # The slack of a column up to its 16 bytes is allocated too.
         leading = rows if form == ScaleForm.ROW_MAJOR else round_up(rows, TMA_ELEMENTS)
         return (1 if batch is None else batch) * leading * words * WORD
+
+    def gemm_workspace(self, layout: str, n: int, k: int) -> dict[str, int]:
+        """Bytes of what a GEMM of ours allocates and drops, by name."""
+        if self.arch != workspace.ARCH or not self.recipe.mx:
+            return {}
+        masked = layout == "masked"
+        return workspace.MxGemm(
+            masked,
+            self.local_experts,
+            slab_rows(self.tokens) if masked else self.rows(layout),
+            n,
+            k,
+            expected_rows(self.tokens, self.top_k, self.experts),
+        ).workspace()
 
     def weight_bytes_per_expert(self) -> tuple[int, int]:
         """Bytes of one expert's w13 and w2, scales included."""
@@ -175,6 +193,8 @@ def stages(call: Call, layout: str) -> tuple[Stage, ...]:
     y = rows * call.out_columns * BF16
     out = call.tokens * call.hidden * BF16
     always = sum(kept.values())
+    work1 = call.gemm_workspace(layout, 2 * call.padded_inter, call.padded_hidden)
+    work2 = call.gemm_workspace(layout, call.out_columns, call.padded_inter)
     return (
         Stage(
             "place",
@@ -182,14 +202,24 @@ def stages(call: Call, layout: str) -> tuple[Stage, ...]:
             scratch,
             x + x_scale + always + sum(scratch.values()),
         ),
-        Stage("gemm1", {"gate_up": gate_up}, {}, x + x_scale + always + gate_up),
+        Stage(
+            "gemm1",
+            {"gate_up": gate_up},
+            work1,
+            x + x_scale + always + gate_up + sum(work1.values()),
+        ),
         Stage(
             "activation",
             {"act": act, "act_scale": act_scale},
             {},
             always + gate_up + act + act_scale,
         ),
-        Stage("gemm2", {"y": y}, {}, always + act + act_scale + y),
+        Stage(
+            "gemm2",
+            {"y": y},
+            work2,
+            always + act + act_scale + y + sum(work2.values()),
+        ),
         Stage("combine", {"out": out}, {}, always + y + out),
     )
 

@@ -230,7 +230,8 @@ def plan(
     if routing_file is not None and plot is None:
         raise click.UsageError("--routing says what --plot draws: give both")
     device = GPUS.get(gpu)
-    forms = platforms.scale_forms(device.arch if device else "cpu", recipe)
+    arch = device.arch if device else "cpu"
+    forms = platforms.scale_forms(arch, recipe)
     call = Call(
         tokens,
         experts,
@@ -240,6 +241,7 @@ def plan(
         top_k,
         RECIPES[recipe],
         packed=forms[:1] == ("packed_ue8m0",),
+        arch=arch,
     )
     even = routing.row_counts(routing.even_ids(call), local)
     memory_bytes = _memory_bytes(gpu, device_memory_gib)

@@ -80,11 +80,11 @@ def _choice(explained: LayoutExplanation) -> dict:
     }
 
 
-def _legal(arch: int | str, call: Call, layout: str) -> str | None:
-    """None, or why the layout does not run there."""
+def _legal(call: Call, layout: str) -> str | None:
+    """None, or why the layout does not run where the call does."""
     try:
         form = call.recipe.scale_form_name(call.packed)
-        platforms.check(arch, call.recipe.name, layout, form)
+        platforms.check(call.arch, call.recipe.name, layout, form)
     except ValueError as error:
         return str(error)
     return None
@@ -105,7 +105,6 @@ def build(
     Raises:
         ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
     """
-    arch = gpu.arch if gpu else "cpu"
     facts = call.facts(argument, memory_bytes)
     explained = explain_layout(facts)
     w13, w2 = call.weight_bytes_per_expert()
@@ -119,7 +118,7 @@ def build(
         "device": asdict(gpu) if gpu else {"name": "cpu"},
         "memory_bytes": memory_bytes,
         "choice": _choice(explained),
-        "illegal": {layout: reason for layout in LAYOUTS if (reason := _legal(arch, call, layout))},
+        "illegal": {layout: reason for layout in LAYOUTS if (reason := _legal(call, layout))},
         "slab_bytes": facts.slab_bytes,
         "budget_bytes": None if memory_bytes is None else facts.budget_bytes,
         "weight_bytes": call.local_experts * (w13 + w2),

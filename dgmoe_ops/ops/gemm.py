@@ -1,6 +1,7 @@
 """GEMM room: `a @ b^T`, dense, or by expert on a masked slab or on contiguous segments.
 
-On CPU the kernels are ours; on CUDA DeepGEMM runs them, or Triton (`dgmoe_ops.backends`).
+On CPU the kernels are ours; on CUDA DeepGEMM runs them (`dgmoe_ops.backends`), but for MX weights
+on SM90: kernels of ours multiply these, and Triton what they do not take.
 """
 
 from __future__ import annotations
@@ -38,14 +39,18 @@ def grouped_gemm_nt_f8f8bf16_masked(
         b_scale: (experts, ceil(n / 128), ceil(k / 128)) float32, or packed UE8M0 int32 (experts, n,
             ceil(k / 512)). For int8 `b` packed: (experts, n, ceil(k / 128)) by default.
         masked_m: (experts,) int32, valid rows of each expert.
-        expected_m: a hint at the rows an expert has, at least 1; it never changes the result.
+        expected_m: a hint at the rows an expert has, at least 1, from which a kernel is chosen. It
+            never changes the result, but for MX weights on SM90: up to 40 and above other kernels
+            run, whose last bits may differ.
         recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128)
             and (128, 128), or (1, 128) twice where `b_scale` is packed, or (1, 128) and (1, 32) for
             int8 `b`. MXFP8 is (1, 32) twice.
         out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
             returned.
 
-    MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0.
+    MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0. SM90 has its
+    own kernels for them: with more than 40 expected rows they take a workspace of 2 bytes a value
+    of `a`.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one
@@ -92,7 +97,8 @@ def grouped_gemm_nt_f8f8bf16_contig(
     Args:
         a: (m, k) float8_e4m3fn, contiguous.
         a_scale: (m, groups) float32, or packed UE8M0 int32; any strides on CPU, MN-major on CUDA.
-        b, b_scale, recipe_a, recipe_b: as in `grouped_gemm_nt_f8f8bf16_masked`.
+        b, b_scale, recipe_a, recipe_b: as in `grouped_gemm_nt_f8f8bf16_masked`, and who multiplies
+            MX weights on SM90 too; the rows an expert is expected to have follow from m.
         m_indices: (m,) int32, the expert of each row, -1 for padding. An expert's rows stand
             together, in front of the padding of its segment.
         out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;

@@ -146,8 +146,8 @@ def test_a_whole_machine_runs(arch: int | None, monkeypatch: pytest.MonkeyPatch)
     [
         (90, "bf16", "masked", "DeepGEMM"),
         (90, "fp8_block", "contig", "DeepGEMM, scales block_fp32"),
-        (90, "mxfp8", "masked", "Triton, scales packed_ue8m0"),
-        (90, "mxfp4", "contig", "Triton, scales packed_ue8m0"),
+        (90, "mxfp8", "masked", "CUDA kernel, scales packed_ue8m0"),
+        (90, "mxfp4", "contig", "CUDA kernel, scales packed_ue8m0"),
         (103, "fp8_block", "masked", "DeepGEMM, scales packed_ue8m0"),
         (100, "mxfp4", "masked", "DeepGEMM, scales packed_ue8m0"),
         (120, "mxfp4", "contig", "DeepGEMM, scales packed_ue8m0"),
@@ -167,6 +167,13 @@ def test_the_table_of_backends(arch: int, recipe: str, layout: str, backend: str
     assert rows["CPU", recipe, layout].startswith("CPU kernel")
 
 
+def test_the_readme_shows_the_table_of_a_hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = run_on(made_up(90), monkeypatch).output
+    table = output[output.index("What runs the grouped GEMMs") : output.index("The layer can run")]
+    shown = "\n".join(line.rstrip() for line in table.splitlines())
+    assert shown in (Path(__file__).parents[2] / "README.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("facts", "what", "fix"),
     [
@@ -179,7 +186,6 @@ def test_the_table_of_backends(arch: int, recipe: str, layout: str, backend: str
         ({"pins": {PINS[0]: "0.1.2"}}, "with apache-tvm-ffi 0.1.2", PINS[0]),
         ({"libraries": BOTH[:1]}, "_C_cuda.abi3.so is not built", "pip install --no-build-iso"),
         ({"torch": "2.12.0", "deep_gemm": None, "pins": {}}, "no DeepGEMM wheel is known", "2.13"),
-        ({"triton": None}, "SM90 runs mxfp4 and mxfp8 by Triton", "pip install triton"),
     ],
 )
 def test_what_is_missing_is_named_with_its_fix(facts, what, fix, monkeypatch) -> None:
@@ -198,6 +204,11 @@ def test_notes_do_not_stop_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         (made_up(120), "SM120 runs layout contig only", "export DGMOE_LAYOUT=contig"),
         (made_up(90, deep_gemm="deep-gemm 2.5.0"), "the DeepGEMM that fits", "pip install"),
         (
+            made_up(90, triton=None),
+            "SM90 runs mxfp4 and mxfp8 by kernels of dgmoe_ops, and by Triton, which is missing",
+            "pip install triton",
+        ),
+        (
             made_up(None, driver=True, torch="2.13.0+cpu", torch_cuda=None),
             "a build without CUDA",
             "pip install torch",
@@ -209,16 +220,18 @@ def test_notes_do_not_stop_the_layer(monkeypatch: pytest.MonkeyPatch) -> None:
         assert run_on(found, monkeypatch).exit_code == 0
 
 
-def test_each_backend_is_missed_where_it_runs() -> None:
-    for facts, recipe, other in (
-        ({"triton": None}, "mxfp4", "bf16"),
-        ({"deep_gemm": None, "pins": {}}, "bf16", "mxfp4"),
-    ):
-        found = made_up(90, **facts)
-        assert "missing" in diagnosis.backend(found, 90, recipe, "masked")
-        assert "missing" not in diagnosis.backend(found, 90, other, "masked")
-        assert not diagnosis.can_run(found)
-    assert diagnosis.can_run(made_up(100, triton=None))
+def test_deep_gemm_is_missed_where_it_runs() -> None:
+    found = made_up(90, deep_gemm=None, pins={})
+    assert "missing" in diagnosis.backend(found, 90, "bf16", "masked")
+    assert diagnosis.backend(found, 90, "mxfp4", "masked").startswith("CUDA kernel")
+    assert not diagnosis.can_run(found)
+
+
+def test_triton_is_missed_nowhere() -> None:
+    """What needs it is a rest on SM90, and nothing elsewhere."""
+    without = made_up(90, triton=None)
+    assert diagnosis.table(without) == diagnosis.table(made_up(90))
+    assert diagnosis.can_run(without)
     assert diagnosis.problems(made_up(100, triton=None)) == ()
 
 

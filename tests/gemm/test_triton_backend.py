@@ -124,7 +124,7 @@ def test_a_missing_triton_is_named(pretend, monkeypatch):  # noqa: F811
     monkeypatch.delitem(sys.modules, "dgmoe_ops.backends.triton.compiled", raising=False)
     monkeypatch.delattr(triton, "compiled", raising=False)
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(RuntimeError, match="need Triton, .*pip install triton"):
+    with pytest.raises(RuntimeError, match="not take, needs Triton, .*pip install triton"):
         entry.run(mx_request(F8_MASKED, "mxfp8"))
 
 

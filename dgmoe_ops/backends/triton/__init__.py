@@ -1,5 +1,7 @@
 """Triton behind the grouped GEMMs of the MX recipes on SM90, for which DeepGEMM has no kernels.
 
+It runs what our own (`csrc/gemm/few_rows*`, `csrc/gemm/many_rows*`) do not take.
+
 Imports Triton at the first call. A kernel is chosen by static data, never by timing at run time.
 """
 
@@ -24,7 +26,8 @@ _launchers: dict[tuple, Callable] = {}
 
 
 def takes(request: Request, arch_major: int) -> bool:
-    """Tell whether a request is Triton's: a grouped GEMM of an MX recipe on SM90."""
+    """Tell whether a request that our kernels left is Triton's: a grouped GEMM of an MX recipe on
+    SM90."""
     return (
         arch_major == ARCH_MAJOR
         and request.recipe_b == _MX_B
@@ -83,8 +86,8 @@ def _compiled():
         from . import compiled
     except ImportError as error:
         raise RuntimeError(
-            f"dgmoe_ops: grouped GEMMs of MX recipes on {_ARCH} need Triton, whose import fails"
-            f" ({error}): pip install triton"
+            f"dgmoe_ops: this grouped GEMM of an MX recipe on {_ARCH}, which our own kernels do not"
+            f" take, needs Triton, whose import fails ({error}): pip install triton"
         ) from error
     return compiled
 

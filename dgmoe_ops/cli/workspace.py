@@ -1,0 +1,111 @@
+"""The workspace of a grouped GEMM with MX weights on SM90: which kernel takes it, and what that
+allocates.
+
+Mirrors `run_few_rows` (csrc/gemm/few_rows_cuda.cu), which is asked first and allocates nothing, and
+`run_many_rows` (csrc/gemm/many_rows_cuda.cu), for operands on 16 bytes and without
+`DGMOE_SANITY_CHECK`. Triton takes what both refuse, and allocates nothing either. A test holds the
+numbers against those sources.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..layouts import CONTIG_ALIGNMENT, TILE_ROWS, ceil_div
+
+ARCH = 90
+K_MULTIPLE = 128
+INT32_MAX = 2**31 - 1
+
+FEW_ROWS = 40  #: kFewRowsMost
+FEW_EXPERTS = 65535  #: kFewRowsExperts
+FEW_ITEMS = 1024  #: kFewRowsItems: experts, or segments
+FEW_WEIGHTS = 64  #: kFewRowsWeights
+
+MANY_EXPERTS = 2048  #: kMostExperts
+MANY_WIDE_BYTES = 8 << 30  #: kMostWideBytes
+MANY_WEIGHTS = 256  #: kManyRowsWeights
+MANY_SLICES = 4  #: kManyRowsSlices: flags of a tile of rows
+WIDE, FLAG = 2, 4  #: bytes
+
+
+@dataclass(frozen=True)
+class MxGemm:
+    """One grouped GEMM with MX weights on SM90.
+
+    Attributes:
+        masked: whether its rows stand in slabs.
+        experts: of this rank.
+        m: rows of a slab, or of all segments.
+        n, k: of the weight, in values.
+        expected_m: the hint of a masked call; the contiguous one has none.
+    """
+
+    masked: bool
+    experts: int
+    m: int
+    n: int
+    k: int
+    expected_m: int
+
+    @property
+    def expected_rows(self) -> int:
+        """Rows of one of the experts, of which there must be some, as the kernels are chosen by:
+        `expected_rows` in few_rows_cuda.cu."""
+        if self.masked:
+            return self.expected_m
+        more = ceil_div(self.m, CONTIG_ALIGNMENT) - self.experts
+        if more < 0:
+            return 1
+        if more == 0:
+            return min(FEW_ROWS, CONTIG_ALIGNMENT // 2 // self.experts + 1)
+        return more * CONTIG_ALIGNMENT // self.experts + 1
+
+    @property
+    def row_tiles(self) -> int:
+        """Tiles of rows that there may be: `ManyRowsShape::most_tiles`."""
+        return (self.experts if self.masked else 1) * ceil_div(self.m, TILE_ROWS)
+
+    @property
+    def kernel(self) -> str | None:
+        """Who multiplies: "few rows", "many rows" or "Triton"; None where nothing is multiplied."""
+        if 0 in (self.m, self.n, self.experts, self.k):
+            return None
+        if self._few_rows():
+            return "few rows"
+        return "many rows" if self._many_rows() else "Triton"
+
+    def _few_rows(self) -> bool:
+        items = self.experts if self.masked else ceil_div(self.m, CONTIG_ALIGNMENT)
+        return (
+            self.expected_rows <= FEW_ROWS
+            and self.k % K_MULTIPLE == 0
+            and self.k <= INT32_MAX
+            and self.n <= INT32_MAX - FEW_WEIGHTS
+            and self.m <= INT32_MAX
+            and self.experts <= FEW_EXPERTS
+            and items <= FEW_ITEMS
+        )
+
+    def _many_rows(self) -> bool:
+        return (
+            self.k % K_MULTIPLE == 0
+            and self.n % 8 == 0
+            and self.experts <= MANY_EXPERTS
+            and (self.masked or self.m % TILE_ROWS == 0)
+            and self.n * self.k <= INT32_MAX
+            and self.k <= INT32_MAX // TILE_ROWS
+            and self.m <= INT32_MAX
+            and self.row_tiles * ceil_div(self.n, MANY_WEIGHTS) <= INT32_MAX // 2
+            and self._wide_bytes <= MANY_WIDE_BYTES
+        )
+
+    @property
+    def _wide_bytes(self) -> int:
+        return self.row_tiles * TILE_ROWS * self.k * WIDE
+
+    def workspace(self) -> dict[str, int]:
+        """Bytes of what the kernel allocates and drops, by name."""
+        if self.kernel != "many rows":
+            return {}
+        return {"bf16 rows": self._wide_bytes, "flags": self.row_tiles * MANY_SLICES * FLAG}
