@@ -9,6 +9,8 @@ deliberately unwritten, and reading it would be a finding.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import click
 import torch
 
@@ -93,35 +95,31 @@ def run_mx(op: str, args: tuple, kwargs: dict, device: torch.device) -> None:
         raise AssertionError("a product is further off than the tensor core explains")
 
 
+def _runs(ops: tuple[str, ...], mx: bool) -> Iterator[tuple[str, str, list, Callable]]:
+    """What to run of each op: its name, what they are, the calls, and who runs one."""
+    for op, sample in SAMPLES.items():
+        if op not in deep_gemm.OPS and op in (ops or SAMPLES):
+            yield op, "samples", [sample.tiny("cpu"), *sample.edge("cpu")], run_sample
+    for op in deep_gemm.OPS[:2] if mx else ():
+        if op in (ops or SAMPLES):
+            yield op, "MX products", mx_calls(op), run_mx
+
+
 @click.command()
 @click.option("--device", default="cuda", show_default=True)
 @click.option("--op", "ops", multiple=True, help="exact op name; may be given again; default all")
 def main(device: str, ops: tuple[str, ...]) -> None:
     """Run the samples of every op and say how many ran; exits with 1 where one is wrong."""
     where, wrong = torch.device(device), 0
-    for op, sample in SAMPLES.items():
-        if op in deep_gemm.OPS or (ops and op not in ops):
-            continue
-        calls = [sample.tiny("cpu"), *sample.edge("cpu")]
-        for number, (args, kwargs) in enumerate(calls):
-            try:
-                run_sample(op, args, kwargs, where)
-            except AssertionError as error:
-                wrong += 1
-                click.echo(f"{op} sample {number}: {error}")
-        click.echo(f"{op}: {len(calls)} samples")
     hopper = where.type == "cpu" or torch.cuda.get_device_capability(where)[0] == 9
-    for op in deep_gemm.OPS[:2] if hopper else ():
-        if ops and op not in ops:
-            continue
-        calls = mx_calls(op)
+    for op, what, calls, run in _runs(ops, hopper):
         for number, (args, kwargs) in enumerate(calls):
             try:
-                run_mx(op, args, kwargs, where)
+                run(op, args, kwargs, where)
             except AssertionError as error:
                 wrong += 1
-                click.echo(f"{op} MX product {number}: {error}")
-        click.echo(f"{op}: {len(calls)} MX products")
+                click.echo(f"{op} {what} {number}: {error}")
+        click.echo(f"{op}: {len(calls)} {what}")
     if where.type == "cuda":
         torch.cuda.synchronize()
     if wrong:

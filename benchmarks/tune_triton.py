@@ -28,6 +28,7 @@ from .mx_products import (
     routing,
     wrong,
 )
+from .timing import graph_us
 
 SHAPES = {"qwen": (128, 8, 2048, 768), "deepseek": (256, 8, 7168, 2048)}  # experts, top-k, H, I
 TOKENS = (1, 8, 32, 128, 2048, 8192)
@@ -87,26 +88,6 @@ class Runner:
             b = b.view(torch.uint8)
         args = package.arguments(product, a, a_scale, b, b_scale, info, d, m)
         return lambda: launch(*args, stream=torch.cuda.current_stream().cuda_stream)
-
-
-def time_us(calls, repeats: int) -> float:
-    """The median over replays of a graph of `calls`, a call."""
-    for call in calls:
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in calls:
-            call()
-    times = []
-    for _ in range(repeats + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / len(calls))
-    return sorted(times[1:])[repeats // 2]
 
 
 CHECK = (4, 192, 512)  # experts, n, k
@@ -290,7 +271,7 @@ def main() -> None:
                 if worst > 1:
                     print(f"WRONG {product} {config}: {worst:.3g} of allowed", flush=True)
                     continue
-                times.append((time_us(run, 3), config))
+                times.append((graph_us(run, device, 3), config))
             except Exception as error:
                 print("FAIL", product, config, str(error)[:200], flush=True)
         del right
@@ -306,7 +287,7 @@ def main() -> None:
             try:
                 b8 = b if not fp4 else random_e4m3((experts, n, k), device)
                 call = deep_gemm_call(product, a, b8, infos[0], d, max(1, -(-rows // experts)))
-                base = time_us([partial(call, i) for i in infos], 3)
+                base = graph_us([partial(call, i) for i in infos], device, 3)
                 bases[name, n, masked, t] = base
                 del b8, call
             except Exception as error:

@@ -20,13 +20,14 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 COMMON_MAY_INCLUDE = {
     "numerics.h": set(),
     "env.h": set(),
+    "async.cuh": set(),
     "layout.h": {"numerics.h"},
     "tensor.h": {"numerics.h", "layout.h"},
     "check.h": {"numerics.h", "layout.h", "tensor.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
-    "cuda.cuh": {"numerics.h", "env.h", "layout.h", "tensor.h", "check.h"},
+    "cuda.cuh": {"numerics.h", "env.h", "async.cuh", "layout.h", "tensor.h", "check.h"},
 }
-TORCH_FREE = ("numerics.h", "layout.h")
+TORCH_FREE = ("numerics.h", "layout.h", "async.cuh")
 MAX_LINES = 400
 
 # A part may import itself and what this table names; parts are the modules or folders of dgmoe_ops.

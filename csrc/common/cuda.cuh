@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
+#include "async.cuh"
 #include "env.h"
 #include "tensor.h"
 
@@ -56,22 +57,6 @@ inline int multiprocessors() {
 inline unsigned grid_for(int64_t items, int64_t per_sm) {
   const int64_t most = static_cast<int64_t>(multiprocessors()) * per_sm;
   return static_cast<unsigned>(items < most ? items : most);
-}
-
-// Copies 16 bytes to shared memory meanwhile; a commit makes a group of the copies since the last.
-__device__ __forceinline__ void copy16_async(void* shared, const void* global) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
-                   static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-               "l"(global)
-               : "memory");
-}
-__device__ __forceinline__ void commit_async() {
-  asm volatile("cp.async.commit_group;" ::: "memory");
-}
-// Waits until at most kGroups of the thread's groups are under way.
-template <int kGroups>
-__device__ __forceinline__ void wait_async() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
 }
 
 // Eight consecutive bf16 at a 16-byte address, widened.

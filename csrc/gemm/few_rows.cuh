@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1   ? 4
   __shared__ few_rows::Target targets[kStages];  // of the tiles under way
   const few_rows::List list = few_rows::make_list<Shape::kRows>(
       p, reinterpret_cast<int32_t*>(memory + kStages * Shape::kBytes + 2 * Shape::kMadeBytes));
-  const uint32_t stages = few_rows::shared_address(memory);
+  const uint32_t stages = shared_address(memory);
   const uint32_t made = stages + kStages * Shape::kBytes;
   const int32_t steps = (p.k + Shape::kColumns - 1) / Shape::kColumns;
   const auto after = [](int slot) { return slot == kStages - 1 ? 0 : slot + 1; };
@@ -203,11 +203,11 @@ __global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1   ? 4
       }
     }
     put = after(put);
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    commit_async();
   };
 #pragma unroll 1
   for (int i = 0; i < kStages - 1; ++i) fetch();
-  asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+  wait_async<kStages - 2>();
   __syncthreads();
   few_rows::make<kFp4, kNarrow, Shape>(stages, made, 0);
   few_rows::publish();
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1   ? 4
   float sums[4 * kTiles] = {};
   for (int32_t tile = blockIdx.x; tile < list.tiles;) {
     // Everybody's copies of the next stage are there, and everybody is done with the one before.
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 3) : "memory");
+    wait_async<kStages - 3>();
     if constexpr (!kFp4) few_rows::publish();
     __syncthreads();
     few_rows::Products<kFp4, kNarrow, kTiles, Shape> products;

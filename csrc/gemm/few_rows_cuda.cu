@@ -62,6 +62,28 @@ bool is_mx_product(const GroupedGemmPlan& plan) {
          plan.b_gran_k == 32 && !(plan.a_gran_k == 32 && plan.b_fp4) && !sanity_check();
 }
 
+MxPlan mx_plan(const GroupedGemmPlan& plan) {
+  MxPlan mx{};
+  mx.a = static_cast<const uint8_t*>(plan.a);
+  mx.a_scale = static_cast<const int32_t*>(plan.a_scale_data);
+  mx.a_scale_batch = plan.a_scale.batch_stride;
+  mx.a_scale_row = plan.a_scale.row_stride;
+  mx.a_scale_word = plan.a_scale.column_stride;
+  mx.b = static_cast<const uint8_t*>(plan.b);
+  mx.b_scale = static_cast<const int32_t*>(plan.b_scale_data);
+  mx.b_scale_batch = plan.b_scale.batch_stride;
+  mx.b_scale_row = plan.b_scale.row_stride;
+  mx.b_scale_word = plan.b_scale.column_stride;
+  mx.info = plan.row_info;
+  mx.d = static_cast<uint16_t*>(plan.d);
+  mx.m = plan.m;
+  mx.experts = static_cast<int32_t>(plan.experts);
+  mx.n = static_cast<int32_t>(plan.n);
+  mx.k = static_cast<int32_t>(plan.k);
+  mx.masked = plan.masked();
+  return mx;
+}
+
 int64_t expected_rows(const GroupedGemmPlan& plan) {
   if (plan.masked()) return plan.expected_m;
   constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
@@ -76,40 +98,18 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
 }
 
 bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan) {
-  const bool narrow = plan.a_gran_k == 32;
   if (!is_mx_product(plan) || expected_rows(plan) > kFewRowsMost) return false;
   if (plan.k % 128 != 0 || plan.k > INT32_MAX || plan.n > INT32_MAX - kFewRowsWeights) return false;
   if (plan.experts > kFewRowsExperts || plan.m > INT32_MAX) return false;
   if (!on_16_bytes(plan.a) || !on_16_bytes(plan.b)) return false;
   const int device = hopper_device();
   if (device < 0) return false;
-  FewRowsPlan few{};
-  few.a = static_cast<const uint8_t*>(plan.a);
-  few.a_scale = static_cast<const int32_t*>(plan.a_scale_data);
-  few.a_scale_batch = plan.a_scale.batch_stride;
-  few.a_scale_row = plan.a_scale.row_stride;
-  few.a_scale_word = plan.a_scale.column_stride;
-  few.b = static_cast<const uint8_t*>(plan.b);
-  few.b_scale = static_cast<const int32_t*>(plan.b_scale_data);
-  few.b_scale_batch = plan.b_scale.batch_stride;
-  few.b_scale_row = plan.b_scale.row_stride;
-  few.b_scale_word = plan.b_scale.column_stride;
-  few.info = plan.row_info;
-  few.d = static_cast<uint16_t*>(plan.d);
-  few.m = plan.m;
-  few.experts = static_cast<int32_t>(plan.experts);
-  few.n = static_cast<int32_t>(plan.n);
-  few.k = static_cast<int32_t>(plan.k);
-  few.masked = plan.masked();
+  const FewRowsPlan few{mx_plan(plan)};
   if (few.items() > kFewRowsItems) return false;
   const int64_t rows = expected_rows(plan);
-  if (plan.b_fp4) {
-    launch_for<true, false>(few, scope, device, rows);
-  } else if (narrow) {
-    launch_for<false, true>(few, scope, device, rows);
-  } else {
-    launch_for<false, false>(few, scope, device, rows);
-  }
+  for_mx_recipe(plan, [&](auto fp4, auto narrow) {
+    launch_for<decltype(fp4)::value, decltype(narrow)::value>(few, scope, device, rows);
+  });
   return true;
 }
 

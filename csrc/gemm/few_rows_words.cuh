@@ -5,14 +5,12 @@
 
 #include <cstdint>
 
+#include "../common/async.cuh"
 #include "../common/numerics.h"
 
 namespace dgmoe {
 namespace few_rows {
 
-__device__ __forceinline__ uint32_t shared_address(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
 // Zeros where not there; then nothing is read.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
@@ -80,17 +78,6 @@ __device__ __forceinline__ uint64_t describe(uint32_t address) {
   return static_cast<uint64_t>(address >> 4 & 0x3fff) | kHalves >> 4 << 16 | kEights >> 4 << 32;
 }
 
-__device__ __forceinline__ void begin_products() {
-  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-__device__ __forceinline__ void commit_products() {
-  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-// Waits until at most kGroups of the committed groups are under way.
-template <int kGroups>
-__device__ __forceinline__ void wait_products() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
-}
 template <int kCount>
 __device__ __forceinline__ void keep(float (&values)[kCount]) {
 #pragma unroll

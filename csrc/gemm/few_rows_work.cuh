@@ -2,24 +2,12 @@
 // thread copies of one.
 #pragma once
 
-#include "../common/layout.h"
 #include "few_rows_words.cuh"
+#include "mx_product.cuh"
 
 namespace dgmoe {
 
-struct FewRowsPlan {
-  const uint8_t* a;  // e4m3
-  const int32_t* a_scale;
-  int64_t a_scale_batch, a_scale_row, a_scale_word;  // strides, in words
-  const uint8_t* b;                                  // e4m3, or two e2m1 codes a byte
-  const int32_t* b_scale;
-  int64_t b_scale_batch, b_scale_row, b_scale_word;
-  const int32_t* info;  // masked_m or m_indices
-  uint16_t* d;
-  int64_t m;
-  int32_t experts, n, k;
-  bool masked;
-
+struct FewRowsPlan : MxPlan {
   // What the list of work is made from: experts, or segments of 128 rows.
   DGMOE_HD int32_t items() const {
     return masked ? experts : static_cast<int32_t>(ceil_div(m, int64_t{kFewRowsSegment}));

@@ -149,13 +149,13 @@ __device__ __forceinline__ void multiply_rows(const Tiles<kRows>& tiles, uint32_
         for (int part = 0; part < 2; ++part) {
           widen_weights<kFp4, 0>(raw[i][0], part, low, left[part], nan);
           widen_weights<kFp4, 1>(raw[i][1], part, high, left[part], nan);
-          wait_before_multiply();
+          begin_products();
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             multiply(sums[i], left[part][s], right + 4 * part + 2 * s, step + part + s);
           }
-          commit();
-          wait_for_products<1>();
+          commit_products();
+          wait_products<1>();
           if (i == 0 && part == 0 && step > 0 && lane == 0) {
             const int before = slot == 0 ? Shape::kStages - 1 : slot - 1;
             barrier_arrive(memory + Shape::kBarriers + (Shape::kStages + before) * 8);
@@ -185,7 +185,7 @@ __device__ __forceinline__ void multiply_rows(const Tiles<kRows>& tiles, uint32_
     for (int i = 0; i < kManyRowsSlices; ++i) {
       flag |= p.flags[tile.row_tile * kManyRowsSlices + i];
     }
-    wait_for_products<0>();
+    wait_products<0>();
     if (lane == 0) barrier_arrive(memory + Shape::kBarriers + (Shape::kStages + slot) * 8);
     if (++slot == Shape::kStages) slot = 0, ++round;
     const Tile now = tile;
@@ -280,7 +280,7 @@ __global__ void __launch_bounds__(kManyRowsThreads, 1)
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = ManyRowsShape<kFp4, kRows>;
   extern __shared__ uint8_t raw_memory[];
-  const uint32_t base = many_rows::shared_address(raw_memory);
+  const uint32_t base = shared_address(raw_memory);
   const uint32_t memory = (base + 1023) & ~1023u;
   int32_t* const first = reinterpret_cast<int32_t*>(raw_memory + (memory - base) + Shape::kFirst);
   const int warp = threadIdx.x / 32;

@@ -33,7 +33,6 @@ void launch(const ManyRowsPlan& plan, const CudaScope& scope, int device) {
 }  // namespace
 
 bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d) {
-  const bool narrow = plan.a_gran_k == 32;
   if (!is_mx_product(plan)) return false;
   if (plan.k % 128 != 0 || plan.n % 8 != 0 || plan.experts > kMostExperts) return false;
   if (!plan.masked() && plan.m % kRows != 0) return false;
@@ -51,33 +50,11 @@ bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Te
   if (device < 0) return false;
   Tensor wide = empty({wide_bytes}, ScalarType::Byte, d);
   Tensor flags = empty({row_tiles * kManyRowsSlices}, ScalarType::Int, d);
-  ManyRowsPlan many{};
-  many.a = static_cast<const uint8_t*>(plan.a);
-  many.a_scale = static_cast<const int32_t*>(plan.a_scale_data);
-  many.a_scale_batch = plan.a_scale.batch_stride;
-  many.a_scale_row = plan.a_scale.row_stride;
-  many.a_scale_word = plan.a_scale.column_stride;
-  many.b = static_cast<const uint8_t*>(plan.b);
-  many.b_scale = static_cast<const int32_t*>(plan.b_scale_data);
-  many.b_scale_batch = plan.b_scale.batch_stride;
-  many.b_scale_row = plan.b_scale.row_stride;
-  many.b_scale_word = plan.b_scale.column_stride;
-  many.info = plan.row_info;
-  many.d = static_cast<uint16_t*>(plan.d);
-  many.wide = static_cast<uint8_t*>(mutable_data_of(wide));
-  many.flags = static_cast<int32_t*>(mutable_data_of(flags));
-  many.m = plan.m;
-  many.experts = static_cast<int32_t>(plan.experts);
-  many.n = static_cast<int32_t>(plan.n);
-  many.k = static_cast<int32_t>(plan.k);
-  many.masked = plan.masked();
-  if (plan.b_fp4) {
-    launch<true, false>(many, scope, device);
-  } else if (narrow) {
-    launch<false, true>(many, scope, device);
-  } else {
-    launch<false, false>(many, scope, device);
-  }
+  const ManyRowsPlan many{mx_plan(plan), static_cast<uint8_t*>(mutable_data_of(wide)),
+                          static_cast<int32_t*>(mutable_data_of(flags))};
+  for_mx_recipe(plan, [&](auto fp4, auto narrow) {
+    launch<decltype(fp4)::value, decltype(narrow)::value>(many, scope, device);
+  });
   return true;
 }
 

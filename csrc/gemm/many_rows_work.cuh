@@ -1,29 +1,16 @@
 // Of many_rows.cuh: its plan, how values become bf16, what tile comes next, and rows of a.
 #pragma once
 
-#include <cstdint>
-
-#include "../common/layout.h"
 #include "../common/numerics.h"
 #include "many_rows_machine.cuh"
+#include "mx_product.cuh"
 
 namespace dgmoe {
 
-struct ManyRowsPlan {
-  const uint8_t* a;  // e4m3
-  const int32_t* a_scale;
-  int64_t a_scale_batch, a_scale_row, a_scale_word;  // strides, in words
-  const uint8_t* b;                                  // e4m3, or two e2m1 codes a byte
-  const int32_t* b_scale;
-  int64_t b_scale_batch, b_scale_row, b_scale_word;
-  const int32_t* info;  // masked_m or m_indices
-  uint16_t* d;
+struct ManyRowsPlan : MxPlan {
   uint8_t* wide;  // rows of a as bf16: tiles of rows, steps of 64 columns, rows of 128 bytes
   int32_t*
       flags;  // of a tile of rows, kManyRowsSlices: whether something in it has no place in bf16
-  int64_t m;
-  int32_t experts, n, k;
-  bool masked;
 };
 
 constexpr int kManyRowsGroups = 2;                    // of four warps that multiply
@@ -285,7 +272,7 @@ __device__ __forceinline__ void copy_rows(const Tiles<kRows>& tiles, uint32_t me
 #pragma unroll
       for (int i = 0; i < kManyRowsWeights / kAtOnce; ++i) {
         const uint32_t row = min(first + i * kAtOnce, p.n - 1);
-        copy16(to + Shape::kWideBytes + (thread + i * 128) * 16, weights + row * row_bytes);
+        copy16_async(to + Shape::kWideBytes + (thread + i * 128) * 16, weights + row * row_bytes);
       }
       asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(full) : "memory");
       wide += Shape::kWideBytes;
