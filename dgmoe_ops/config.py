@@ -48,7 +48,7 @@ def batch_invariant() -> bool:
     their number. The C++ library reads the variable itself, at every call.
 
     It does not reach CUDA. There a row has the same bits at any row count on SM90, but for the MX
-    recipes: two kernels take them, up to 40 expected rows an expert and above, and round
+    recipes: two kernels take them, up to 28 expected rows an expert and above, and round
     differently.
     """
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"

@@ -44,10 +44,10 @@ void deep_gemm(const CudaScope& scope, const DeepGemmCall& call);
 
 // The MX recipes on Hopper where an expert has at most so many rows: few_rows_cuda.cu computes d,
 // and tells whether it did. It needs no compiling, so that it may be captured at once.
-constexpr int64_t kFewRowsMost = 40;
+constexpr int64_t kFewRowsMost = 28;
 bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan);
 // The MX recipes on Hopper where it has more: many_rows_cuda.cu, likewise. Allocates a's rows as
-// bf16, where `d` is; false where that is more than 8 GiB.
+// bf16, where `d` is, 8 GiB at most; false where a slab or all segments take more.
 bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 // Rows of an expert, by what is known without the device.
 int64_t expected_rows(const GroupedGemmPlan& plan);

@@ -17,16 +17,16 @@ ARCH = 90
 K_MULTIPLE = 128
 INT32_MAX = 2**31 - 1
 
-FEW_ROWS = 40  #: kFewRowsMost
+FEW_ROWS = 28  #: kFewRowsMost
 FEW_EXPERTS = 65535  #: kFewRowsExperts
 FEW_ITEMS = 1024  #: kFewRowsItems: experts, or segments
 FEW_WEIGHTS = 64  #: kFewRowsWeights
 
-MANY_EXPERTS = 2048  #: kMostExperts
+MANY_EXPERTS = 2048  #: kMostExperts: of slabs, multiplied at once
 MANY_WIDE_BYTES = 8 << 30  #: kMostWideBytes
 MANY_WEIGHTS = 256  #: kManyRowsWeights
-MANY_SLICES = 4  #: kManyRowsSlices: flags of a tile of rows
-WIDE, FLAG = 2, 4  #: bytes
+MANY_SLICES = 4  #: kManyRowsSlices: flags of a unit of rows
+WIDE, FLAG, TILE = 2, 4, 16  #: bytes
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,23 @@ class MxGemm:
         return more * CONTIG_ALIGNMENT // self.experts + 1
 
     @property
-    def row_tiles(self) -> int:
-        """Tiles of rows that there may be: `ManyRowsShape::most_tiles`."""
-        return (self.experts if self.masked else 1) * ceil_div(self.m, TILE_ROWS)
+    def batch_units(self) -> int:
+        """Units of rows (kManyRowsUnit) of a slab, or of all segments."""
+        return ceil_div(self.m, TILE_ROWS)
+
+    @property
+    def most_units(self) -> int:
+        """Units of rows that are multiplied at once, at most."""
+        weight_tiles = ceil_div(self.n, MANY_WEIGHTS)
+        return min(MANY_WIDE_BYTES // self._unit_bytes, INT32_MAX // 2 // weight_tiles)
+
+    @property
+    def units(self) -> int:
+        """Units of rows that are multiplied at once: all, or those of slabs of equal parts."""
+        if not self.masked:
+            return self.batch_units
+        parts = ceil_div(self.experts, min(MANY_EXPERTS, self.most_units // self.batch_units))
+        return ceil_div(self.experts, parts) * self.batch_units
 
     @property
     def kernel(self) -> str | None:
@@ -91,21 +105,23 @@ class MxGemm:
         return (
             self.k % K_MULTIPLE == 0
             and self.n % 8 == 0
-            and self.experts <= MANY_EXPERTS
             and (self.masked or self.m % TILE_ROWS == 0)
             and self.n * self.k <= INT32_MAX
             and self.k <= INT32_MAX // TILE_ROWS
             and self.m <= INT32_MAX
-            and self.row_tiles * ceil_div(self.n, MANY_WEIGHTS) <= INT32_MAX // 2
-            and self._wide_bytes <= MANY_WIDE_BYTES
+            and self.batch_units <= self.most_units
         )
 
     @property
-    def _wide_bytes(self) -> int:
-        return self.row_tiles * TILE_ROWS * self.k * WIDE
+    def _unit_bytes(self) -> int:
+        return TILE_ROWS * self.k * WIDE
 
     def workspace(self) -> dict[str, int]:
         """Bytes of what the kernel allocates and drops, by name."""
         if self.kernel != "many rows":
             return {}
-        return {"bf16 rows": self._wide_bytes, "flags": self.row_tiles * MANY_SLICES * FLAG}
+        return {
+            "bf16 rows": self.units * self._unit_bytes,
+            "flags": self.units * MANY_SLICES * FLAG,
+            "tiles": (self.units + 1) * TILE,
+        }

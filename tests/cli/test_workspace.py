@@ -28,18 +28,20 @@ def call_of(tokens: int, recipe: str, arch: int | str = 90, local: int = 8) -> m
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4"])
-def test_many_rows_take_two_bytes_a_value_and_flags(recipe) -> None:
+def test_many_rows_take_two_bytes_a_value_flags_and_tiles(recipe) -> None:
     """1024 tokens, two of eight experts each: 256 rows an expert, in slabs of 1024 rows or in 8 +
     (2048 - 8) // 128 = 23 segments."""
     scratch = {
         layout: [stage.scratch for stage in memory.stages(call_of(1024, recipe), layout)]
         for layout in ("masked", "contig")
     }
-    # 8 slabs of 8 tiles, 256 and 128 columns; four int32 flags a tile
-    assert scratch["masked"][1] == {"bf16 rows": 8 * 1024 * 256 * 2, "flags": 8 * 8 * 16}
-    assert scratch["masked"][3] == {"bf16 rows": 8 * 1024 * 128 * 2, "flags": 8 * 8 * 16}
-    assert scratch["contig"][1] == {"bf16 rows": 1507328, "flags": 368}
-    assert scratch["contig"][3] == {"bf16 rows": 753664, "flags": 368}
+    # 8 slabs of 8 units, 256 and 128 columns; four int32 flags a unit; four int32 a tile, and
+    # their number
+    slabs = {"flags": 8 * 8 * 16, "tiles": 8 * 8 * 16 + 16}
+    assert scratch["masked"][1] == {"bf16 rows": 8 * 1024 * 256 * 2, **slabs}
+    assert scratch["masked"][3] == {"bf16 rows": 8 * 1024 * 128 * 2, **slabs}
+    assert scratch["contig"][1] == {"bf16 rows": 1507328, "flags": 368, "tiles": 384}
+    assert scratch["contig"][3] == {"bf16 rows": 753664, "flags": 368, "tiles": 384}
     assert not any(scratch[layout][i] for layout in scratch for i in (2, 4))
 
 
@@ -49,10 +51,10 @@ def test_it_lives_with_the_input_and_the_output_of_its_gemm() -> None:
     # mxfp4's activations: a byte a value, a word of scales for up to 512 columns
     x, act = rows * (256 + 4), rows * (128 + 4)
     gate_up, y = rows * 256 * 2, rows * 256 * 2
-    assert stages[1].live == x + kept + gate_up + rows * 256 * 2 + 1024
+    assert stages[1].live == x + kept + gate_up + rows * 256 * 2 + 1024 + 1040
     assert stages[2].live == kept + gate_up + act
-    assert stages[3].live == kept + act + y + rows * 128 * 2 + 1024
-    assert memory.peak(call_of(1024, "mxfp4"), "masked") == stages[1].live == 10527776
+    assert stages[3].live == kept + act + y + rows * 128 * 2 + 1024 + 1040
+    assert memory.peak(call_of(1024, "mxfp4"), "masked") == stages[1].live == 10528816
 
 
 @pytest.mark.parametrize(
@@ -73,10 +75,10 @@ def test_other_recipes_and_devices_have_none(recipe, arch) -> None:
     [
         (0, False, False),
         (1, False, False),
-        (160, False, False),  # 40 rows an expert
-        (161, True, False),  # 41; of 2 further segments for 8 experts: 33
-        (195, True, False),  # (390 - 8) // 128 = 2
-        (196, True, True),  # (392 - 8) // 128 = 3: 49
+        (112, False, False),  # 28 rows an expert
+        (113, True, False),  # 29; of a further segment for 8 experts: 17
+        (131, True, False),  # (262 - 8) // 128 = 1
+        (132, True, True),  # (264 - 8) // 128 = 2: 33
         (1024, True, True),
     ],
 )
@@ -89,11 +91,12 @@ def test_few_rows_add_nothing(tokens, masked, contig) -> None:
 
 def test_experts_of_other_ranks_share_the_rows() -> None:
     """The hint counts all experts, slabs those of this rank."""
-    few, many = call_of(160, "mxfp4", local=2), call_of(161, "mxfp4", local=2)
+    few, many = call_of(112, "mxfp4", local=2), call_of(113, "mxfp4", local=2)
     assert not memory.stages(few, "masked")[1].scratch
     assert memory.stages(many, "masked")[1].scratch == {
         "bf16 rows": 2 * 256 * 256 * 2,
         "flags": 2 * 2 * 16,
+        "tiles": 5 * 16,
     }
 
 
@@ -101,18 +104,20 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
     ("gemm", "changes", "kernel"),
     [
         (SLAB, {}, "many rows"),
-        (SLAB, {"expected_m": 41}, "many rows"),
-        (SLAB, {"expected_m": 40}, "few rows"),
-        (SLAB, {"expected_m": 40, "experts": 1024}, "few rows"),
-        (SLAB, {"expected_m": 40, "experts": 1025}, "many rows"),
-        (SLAB, {"expected_m": 40, "n": 252}, "few rows"),
+        (SLAB, {"expected_m": 29}, "many rows"),
+        (SLAB, {"expected_m": 28}, "few rows"),
+        (SLAB, {"expected_m": 28, "experts": 1024}, "few rows"),
+        (SLAB, {"expected_m": 28, "experts": 1025}, "many rows"),
+        (SLAB, {"expected_m": 28, "n": 252}, "few rows"),
         (SLAB, {"n": 252}, "Triton"),
         (SLAB, {"n": 264}, "many rows"),
         (SLAB, {"m": 256, "experts": 2048}, "many rows"),
-        (SLAB, {"m": 256, "experts": 2049}, "Triton"),
+        (SLAB, {"m": 256, "experts": 2049}, "many rows"),
         # 2^22 rows of 1024 columns are 8 GiB.
-        (SLAB, {"m": 2**19, "k": 1024}, "many rows"),
-        (SLAB, {"m": 2**19 + 128, "k": 1024}, "Triton"),
+        (SLAB, {"m": 2**22, "k": 1024}, "many rows"),
+        (SLAB, {"m": 2**22 + 128, "k": 1024}, "Triton"),
+        (SEGMENTS, {"m": 2**22, "k": 1024}, "many rows"),
+        (SEGMENTS, {"m": 2**22 + 128, "k": 1024}, "Triton"),
         (SLAB, {"k": 192}, "Triton"),
         (SLAB, {"n": 2**23, "k": 128}, "many rows"),
         (SLAB, {"n": 2**23, "k": 256}, "Triton"),
@@ -120,10 +125,10 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
         (SLAB, {"experts": 0}, None),
         (SEGMENTS, {}, "many rows"),
         # 128 * more // 8 + 1 rows for `more` segments beyond an expert's first
-        (SEGMENTS, {"m": 10 * 128}, "few rows"),
-        (SEGMENTS, {"m": 11 * 128}, "many rows"),
-        (SEGMENTS, {"m": 1024 * 128, "experts": 800}, "few rows"),
-        (SEGMENTS, {"m": 1025 * 128, "experts": 800}, "many rows"),
+        (SEGMENTS, {"m": 9 * 128}, "few rows"),
+        (SEGMENTS, {"m": 10 * 128}, "many rows"),
+        (SEGMENTS, {"m": 1024 * 128, "experts": 900}, "few rows"),
+        (SEGMENTS, {"m": 1025 * 128, "experts": 900}, "many rows"),
         (SEGMENTS, {"m": 23 * 128 + 4}, "Triton"),
     ],
 )
@@ -134,12 +139,32 @@ def test_who_multiplies(gemm, changes, kernel) -> None:
 
 
 @pytest.mark.parametrize(
+    ("experts", "m", "at_once"),
+    [
+        (8, 2**19, 8),
+        (8, 2**19 + 128, 4),
+        (9, 2**19, 5),
+        (2, 2**22, 1),
+        (2048, 8, 2048),
+        (2049, 8, 1025),
+    ],
+)
+def test_slabs_share_eight_gibibytes(experts, m, at_once) -> None:
+    """2^22 rows of 1024 columns are 8 GiB; parts are of equal size."""
+    gemm = dataclasses.replace(SLAB, experts=experts, m=m, k=1024)
+    rows = at_once * -(-m // 128) * 128
+    assert gemm.workspace()["bf16 rows"] == rows * 2048 <= 2**33
+    assert gemm.workspace()["flags"] == rows // 128 * 16
+
+
+@pytest.mark.parametrize(
     ("segments", "experts", "rows"),
     [
         (3, 8, 1),
         (8, 8, 9),
-        (1, 1, 40),
-        (2, 2, 33),
+        (1, 1, 28),
+        (2, 2, 28),
+        (4, 4, 17),
         (9, 8, 17),
         (10, 8, 33),
         (11, 8, 49),
@@ -162,7 +187,7 @@ def test_rows_that_segments_leave_to_an_expert(segments, experts, rows) -> None:
         ("few_rows_work.cuh", "kFewRowsExperts", workspace.FEW_EXPERTS),
         ("few_rows_work.cuh", "kFewRowsWeights", workspace.FEW_WEIGHTS),
         ("few_rows_work.cuh", "kFewRowsSegment", workspace.CONTIG_ALIGNMENT),
-        ("many_rows_cuda.cu", "kRows", workspace.TILE_ROWS),
+        ("many_rows_work.cuh", "kManyRowsUnit", workspace.TILE_ROWS),
         ("many_rows_cuda.cu", "kMostExperts", workspace.MANY_EXPERTS),
         ("many_rows_work.cuh", "kManyRowsWeights", workspace.MANY_WEIGHTS),
         ("many_rows_work.cuh", "kManyRowsSlices", workspace.MANY_SLICES),
@@ -178,11 +203,14 @@ def test_the_allocations_are_those_of_the_source() -> None:
     source = (GEMM / "many_rows_cuda.cu").read_text()
     for text in (
         "kMostWideBytes = int64_t{8} << 30;",
-        "wide_bytes = row_tiles * kRows * plan.k * 2;",
-        "empty({wide_bytes}, ScalarType::Byte, d)",
-        "empty({row_tiles * kManyRowsSlices}, ScalarType::Int, d)",
+        "unit_bytes = kManyRowsUnit * plan.k * 2;",
+        "std::min(kMostWideBytes / unit_bytes, INT32_MAX / 2 / ceil_div(",
+        "ceil_div(batches, std::min(kMostExperts, most_units / batch_units));",
+        "empty({units * unit_bytes}, ScalarType::Byte, d)",
+        "empty({units * kManyRowsSlices}, ScalarType::Int, d)",
+        "empty({(units + 1) * 4}, ScalarType::Int, d)",
     ):
         assert text in source
-    assert len(re.findall(r"\bempty\(", source)) == 2
+    assert len(re.findall(r"\bempty\(", source)) == 3
     assert not re.search(r"\bempty\(", (GEMM / "few_rows_cuda.cu").read_text())
     assert workspace.MANY_WIDE_BYTES == 8 * 2**30

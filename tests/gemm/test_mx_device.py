@@ -17,7 +17,7 @@ RECIPES = {
     "mxfp8_wide": ([1, 128], [1, 32]),
     "mxfp4": ([1, 128], [1, 32]),
 }
-FEW, MANY = [3, 0, 17, 1], [150, 0, 384, 1]
+FEW, MANY = [3, 0, 17, 1], [150, 0, 384, 1, 190, 100]  # a tile of each size
 NAN = 0x7F
 SLACK = 2.0**-11  # of |a| |b|: an fp8 tensor core keeps some 13 bits of a partial sum
 
@@ -93,6 +93,36 @@ def product(request) -> Product:
 
 def test_ragged_rows(product, device) -> None:
     product.check(device)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_more_tiles_than_are_listed_at_once(recipe, device) -> None:
+    """More experts, segments and tiles than threads list them, and runs of one expert across."""
+    counts = [(0, 130, 1, 256, 300, 129)[e % 6] for e in range(290)]
+    Product(recipe, "masked", counts, 8, 128).check(device)
+    counts[60] = 9000
+    Product(recipe, "contig", counts, 8, 128).check(device)
+
+
+def test_slabs_that_share_the_workspace(device) -> None:
+    """Slabs of more than 8 GiB as bf16, which go by parts, and the same rows in small ones."""
+    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < 24 << 30:
+        pytest.skip("takes 20 GiB of a GPU's memory")
+    small = Product("mxfp4", "masked", [3, 0, 128, 1, 77], 200, 1024)
+    a, b, where = (x.to(device) for x in (small.a, small.b, small.where))
+    scales = [mn_major(pack_words(byte), device) for byte in (small.a_byte, small.b_byte)]
+    rows = 2**20
+    big = torch.empty((5, rows, small.k), dtype=F8, device=device)
+    big[:, :128] = a
+    sizes, strides = scale_sizes_and_strides(5, rows, small.k // 128, ScaleForm.PACKED_UE8M0)
+    big_scale = torch.empty_strided(sizes, strides, dtype=torch.int32, device=device)
+    big_scale[:, :128] = scales[0]
+    run = torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked
+    recipes = {"recipe_a": small.recipe[0], "recipe_b": small.recipe[1]}
+    want = run(a, scales[0], b, scales[1], where, 100, **recipes)
+    got = run(big, big_scale, b, scales[1], where, 100, **recipes)[:, :128]
+    valid = small.valid.to(device)
+    assert torch.equal(got[valid].view(torch.int16), want[valid].view(torch.int16))
 
 
 @pytest.mark.parametrize("n, k", [(8, 128), (256, 256), (264, 1152), (1024, 2048)])
