@@ -11,11 +11,16 @@ import pytest
 
 pytest.importorskip("click")  # the formulas belong to the command line
 
+import dgmoe_ops  # noqa: E402
+from dgmoe_ops import config  # noqa: E402
 from dgmoe_ops.cli import memory, workspace  # noqa: E402
 from dgmoe_ops.cli.workspace import MxGemm  # noqa: E402
+from dgmoe_ops.ops import gemm as ops_gemm  # noqa: E402
 from dgmoe_ops.recipes import RECIPES  # noqa: E402
 
-GEMM = Path(__file__).parents[2] / "csrc" / "gemm"
+ROOT = Path(__file__).parents[2]
+GEMM = ROOT / "csrc" / "gemm"
+README = (ROOT / "README.md").read_text()
 SLAB = MxGemm(masked=True, experts=8, m=1024, n=256, k=256, expected_m=256)
 SEGMENTS = MxGemm(masked=False, experts=8, m=23 * 128, n=256, k=256, expected_m=1)
 
@@ -199,12 +204,31 @@ def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
     assert int(found) == value
 
 
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (README, "at most {} expected an expert"),
+        (README, "expected rows of its call cross {}:"),
+        (README, "change kernels at {} rows"),
+        (dgmoe_ops.fused_moe.__doc__, "expected rows cross {} and"),
+        (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "up to {} and above"),
+        (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "more than {} expected rows"),
+        (config.batch_invariant.__doc__, "up to {} expected rows"),
+    ],
+)
+def test_the_rows_that_change_the_kernel_are_said_right(text, says) -> None:
+    pattern = re.escape(says).replace(re.escape("{}"), r"(\d+)")
+    found = re.findall(pattern, " ".join(text.split()))
+    assert found == [str(workspace.FEW_ROWS)]
+
+
 def test_the_allocations_are_those_of_the_source() -> None:
     source = (GEMM / "many_rows_cuda.cu").read_text()
     for text in (
         "kMostWideBytes = int64_t{8} << 30;",
         "unit_bytes = kManyRowsUnit * plan.k * 2;",
-        "std::min(kMostWideBytes / unit_bytes, INT32_MAX / 2 / ceil_div(",
+        "std::min(kMostWideBytes / unit_bytes,"
+        " INT32_MAX / 2 / ceil_div(plan.n, kManyRowsWeights));",
         "ceil_div(batches, std::min(kMostExperts, most_units / batch_units));",
         "empty({units * unit_bytes}, ScalarType::Byte, d)",
         "empty({units * kManyRowsSlices}, ScalarType::Int, d)",
