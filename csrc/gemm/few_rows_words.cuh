@@ -34,12 +34,6 @@ __device__ __forceinline__ uint32_t load_word(uint32_t address) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
   return word;
 }
-__device__ __forceinline__ void load_words(uint32_t (&words)[4], uint32_t address) {
-  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-               : "r"(address)
-               : "memory");
-}
 __device__ __forceinline__ void load_factors(float (&factors)[4], uint32_t address) {
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(factors[0]), "=f"(factors[1]), "=f"(factors[2]), "=f"(factors[3])

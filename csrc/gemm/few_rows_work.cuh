@@ -64,10 +64,7 @@ namespace few_rows {
 template <int kRows>
 __device__ __forceinline__ int32_t rows_of(const FewRowsPlan& p, int32_t item) {
   if (item >= p.items()) return 0;
-  if (p.masked) {
-    const int64_t count = p.info[item];
-    return static_cast<int32_t>(count < 0 ? 0 : count < p.m ? count : p.m);
-  }
+  if (p.masked) return static_cast<int32_t>(valid_rows(p, p.info[item]));
   const int64_t first = int64_t{item} * FewRowsPlan::kFewRowsSegment;
   int32_t rows = 0;
   while (rows < FewRowsPlan::kFewRowsSegment && first + rows < p.m && p.info[first + rows] >= 0) {

@@ -8,8 +8,8 @@
 // A first kernel widens the rows of a, in the order in which the second one copies them to shared
 // memory, and lists the tiles. In the second one two groups of four warps multiply 64 rows of the
 // weight each, from registers, where they are widened, once for all rows of a. A third group copies
-// some steps ahead, and across the ends of tiles: weights for its own block, rows of a for both,
-// for that is what the second-level cache could not deliver twice.
+// some steps ahead, and across the ends of tiles: weights for its own block, and half the rows of a
+// for both.
 //
 // The order of columns within 64 is free. A lane reads 16 columns of a row at once, and they become
 // its part of four products of 16 columns.
@@ -37,10 +37,7 @@ struct Raw {
                    : "r"(shared)
                    : "memory");
     } else {
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
-                   : "r"(shared)
-                   : "memory");
+      load_words(words, shared);
     }
   }
   __device__ __forceinline__ uint32_t magnitudes() const {
@@ -240,13 +237,11 @@ __device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memor
 #pragma unroll
     for (int j = 0; j < here / 16; ++j) {
       const int32_t row = thread / 8 + j * 16;
-      uint4 v;
-      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                   : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                   : "r"(result + row * Shape::kPitch + thread % 8 * 16)
-                   : "memory");
+      uint32_t chunk[4];
+      load_words(chunk, result + row * Shape::kPitch + thread % 8 * 16);
       if (base + row < now.rows && column < p.n) {
-        *reinterpret_cast<uint4*>(to + int64_t{base + row} * p.n + column) = v;
+        *reinterpret_cast<uint4*>(to + int64_t{base + row} * p.n + column) =
+            make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
       }
     }
   }

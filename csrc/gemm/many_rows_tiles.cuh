@@ -25,8 +25,7 @@ __device__ __forceinline__ int32_t list_slabs(const ManyRowsPlan& p, ListMemory&
   int32_t units = 0;
   for (int32_t base = 0; base < p.experts; base += kWidenThreads) {
     const int32_t e = base + threadIdx.x;
-    const int64_t count = e < p.experts ? p.info[e] : 0;
-    const int64_t rows = count < 0 ? 0 : count < p.m ? count : p.m;
+    const int64_t rows = valid_rows(p, e < p.experts ? p.info[e] : 0);
     const auto own = static_cast<int32_t>((rows + kManyRowsTile - 1) / kManyRowsTile);
     int32_t tile, unit, more_tiles, more_units;
     Scan(memory.sum).ExclusiveSum(own, tile, more_tiles);

@@ -159,8 +159,7 @@ __device__ __forceinline__ void count_units(const ManyRowsPlan& p, int32_t* firs
   int32_t sum = 0;
   for (int32_t base = 0; base < p.experts; base += 32) {
     const int32_t e = base + lane;
-    const int64_t count = e < p.experts ? p.info[e] : 0;
-    const int64_t rows = count < 0 ? 0 : count < p.m ? count : p.m;
+    const int64_t rows = valid_rows(p, e < p.experts ? p.info[e] : 0);
     int32_t upto = static_cast<int32_t>((rows + kManyRowsUnit - 1) / kManyRowsUnit);
     const int32_t own = upto;
     for (int offset = 1; offset < 32; offset *= 2) {

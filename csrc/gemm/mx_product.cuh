@@ -1,5 +1,5 @@
-// What both kernels of the MX recipes on Hopper are given, and how both order the tensor core's
-// asynchronous products.
+// What both kernels of the MX recipes on Hopper are given, how both read shared memory by address,
+// and how both order the tensor core's asynchronous products.
 #pragma once
 
 #include "../common/async.cuh"
@@ -20,6 +20,18 @@ struct MxPlan {
   int32_t experts, n, k;
   bool masked;
 };
+
+// Valid rows of a slab, by its count.
+__device__ __forceinline__ int64_t valid_rows(const MxPlan& p, int64_t count) {
+  return count < 0 ? 0 : count < p.m ? count : p.m;
+}
+
+__device__ __forceinline__ void load_words(uint32_t (&words)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
 
 // Registers that products read or write are as they should be.
 __device__ __forceinline__ void begin_products() {
