@@ -6,7 +6,7 @@ import torch
 
 from .layouts import WEIGHT_BLOCK, ceil_div
 from .prepare import MoEWeights
-from .recipes import WEIGHT_RECIPES, Recipe
+from .recipes import RECIPES, Recipe
 
 
 def _slice(tensor: torch.Tensor, halves: int, rows: int, columns: int) -> torch.Tensor:
@@ -62,7 +62,7 @@ def export_weights(
         fp8_block, and uint8 exponent bytes (experts, rows, ceil(columns / 32)) for mxfp8 and mxfp4.
         What needs no copy shares memory with `weights`.
     """
-    recipe = WEIGHT_RECIPES[weights.recipe]
+    recipe = RECIPES[weights.recipe]
     hidden, inter = weights.hidden_size, weights.intermediate_size
     exported = []
     for weight, scale, halves, rows, columns in (

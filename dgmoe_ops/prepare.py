@@ -13,7 +13,7 @@ from . import _checkpoint, _progress
 from ._checkpoint import Form, values_per_element
 from ._convert import Goal, Source, Stacked, convert, halves_of
 from .layouts import MX_GROUP, ScaleForm, round_up, scale_sizes_and_strides
-from .recipes import FP8_BLOCK, TARGETS, WEIGHT_RECIPES, Recipe
+from .recipes import FP8_BLOCK, RECIPES, TARGETS, Recipe
 
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 _BIAS_DTYPES = (torch.float32, torch.bfloat16)
@@ -96,11 +96,11 @@ def _forms(
 
 def check_recipe(where: str, recipe: str, target: str) -> Recipe:
     """The recipe of a name, where it can be prepared for the target."""
-    if recipe not in WEIGHT_RECIPES:
-        _fail("recipe", f"be one of {', '.join(WEIGHT_RECIPES)}", repr(recipe), where)
+    if recipe not in RECIPES:
+        _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe), where)
     if target not in TARGETS:
         _fail("target", f"be one of {', '.join(TARGETS)}", repr(target), where)
-    chosen = WEIGHT_RECIPES[recipe]
+    chosen = RECIPES[recipe]
     if target not in chosen.targets:
         must = f"be one of {', '.join(chosen.targets)} for recipe {recipe}"
         _fail("target", must, repr(target), where)

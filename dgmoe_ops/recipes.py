@@ -147,7 +147,6 @@ MXFP4 = Recipe(
 
 #: what the layer runs
 RECIPES: dict[str, Recipe] = {r.name: r for r in (BF16, FP8_BLOCK, MXFP8, MXFP4)}
-WEIGHT_RECIPES = RECIPES  #: what `prepare_weights` makes: the same
 
 
 def _fail(where: str, arg: str, must: str, got) -> None:
@@ -181,10 +180,10 @@ def scale_recipes(
             ceil(K / (4 * block size)) for mxfp8.
     """
     if isinstance(recipe, str):
-        if recipe not in WEIGHT_RECIPES:
-            known = ", ".join(WEIGHT_RECIPES)
+        if recipe not in RECIPES:
+            known = ", ".join(RECIPES)
             _fail("scale_recipes", "recipe", f"be one of {known}", repr(recipe))
-        recipe = WEIGHT_RECIPES[recipe]
+        recipe = RECIPES[recipe]
     if not recipe.mx:
         return None, None
     block = activation_block_size or recipe.group_size

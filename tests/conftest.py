@@ -32,7 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def _share_the_cores() -> None:
+    """Give each worker of pytest-xdist its part of the cores, not as many threads as there are."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        torch.set_num_threads(threads)
+        os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # of processes that tests start
+
+
 def pytest_configure(config: pytest.Config) -> None:
+    _share_the_cores()
     if config.getoption("--device") == "cuda" and not torch.cuda.is_available():
         raise pytest.UsageError(
             f"--device cuda needs a GPU and a CUDA PyTorch; torch {torch.__version__} sees none"

@@ -13,11 +13,10 @@ from dgmoe_ops.recipes import infer_recipe, scale_recipes
 
 
 def test_recipes_are_frozen() -> None:
-    for recipe in recipes.WEIGHT_RECIPES.values():
+    for recipe in recipes.RECIPES.values():
         with pytest.raises(dataclasses.FrozenInstanceError):
             recipe.group_size = 1
         assert hash(recipe) == hash(dataclasses.replace(recipe))
-    assert set(recipes.RECIPES) <= set(recipes.WEIGHT_RECIPES)
 
 
 def test_scale_forms_by_target() -> None:
@@ -26,7 +25,7 @@ def test_scale_forms_by_target() -> None:
             recipe.weight_scale_form(target) if target in recipe.targets else None
             for target in recipes.TARGETS
         ]
-        for name, recipe in recipes.WEIGHT_RECIPES.items()
+        for name, recipe in recipes.RECIPES.items()
     }
     assert table == {
         "bf16": ["none"] * 4,

@@ -213,6 +213,16 @@ bool call_directly(const Native& native, const DeepGemmCall& call) {
   return false;
 }
 
+// Counts a direct call while it is in flight, also where it ends by an exception: a scope waits for
+// the count to be 0.
+struct InFlight {
+  std::atomic<int64_t>& count;
+  explicit InFlight(std::atomic<int64_t>& of) : count(of) { count.fetch_add(1); }
+  ~InFlight() { count.fetch_sub(1); }
+  InFlight(const InFlight&) = delete;
+  InFlight& operator=(const InFlight&) = delete;
+};
+
 // Tries the direct call of a shape that has run before.
 bool try_directly(const Native& native, const DeepGemmCall& call) {
   if (native.function == nullptr || call.recipe_a_columns > 0) return false;
@@ -223,10 +233,8 @@ bool try_directly(const Native& native, const DeepGemmCall& call) {
   // A scope that opens waits for the calls in flight, and later ones see it: a thread's settings
   // are then set only while nobody else is inside the library.
   State& here = state();
-  here.direct.fetch_add(1);
-  const bool done = here.scopes.load() == 0 && call_directly(native, call);
-  here.direct.fetch_sub(1);
-  return done;
+  const InFlight counted(here.direct);
+  return here.scopes.load() == 0 && call_directly(native, call);
 }
 
 // ---- the call through Python ----
