@@ -21,6 +21,7 @@ from dgmoe_ops.recipes import RECIPES  # noqa: E402
 ROOT = Path(__file__).parents[2]
 GEMM = ROOT / "csrc" / "gemm"
 README = (ROOT / "README.md").read_text()
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 SLAB = MxGemm(masked=True, experts=8, m=1024, n=256, k=256, expected_m=256)
 SEGMENTS = MxGemm(masked=False, experts=8, m=23 * 128, n=256, k=256, expected_m=1)
 
@@ -210,6 +211,7 @@ def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
         (README, "at most {} expected an expert"),
         (README, "expected rows of its call cross {}:"),
         (README, "change kernels at {} rows"),
+        (CHANGELOG, "expected rows of an expert cross {}."),
         (dgmoe_ops.fused_moe.__doc__, "expected rows cross {} and"),
         (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "up to {} and above"),
         (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "more than {} expected rows"),
