@@ -6,6 +6,8 @@
 
 namespace dgmoe {
 
+constexpr int kOctetThreads = 256;
+
 // The four lanes of this thread's group. They stay together: octets of a row are a multiple of four.
 __device__ __forceinline__ unsigned group_lanes() { return 0xfu << (threadIdx.x & 28u); }
 
@@ -40,6 +42,17 @@ __device__ __forceinline__ uint32_t load_octet(const WeightRows& weight, const O
     amax_bits = other > amax_bits ? other : amax_bits;
   }
   return amax_bits;
+}
+
+// Launches the kernel for a weight's dtype with a thread an octet, or some octets a thread.
+template <typename Plan>
+void launch_octets(void (*of_bf16)(Plan), void (*of_float)(Plan), const CudaScope& scope,
+                   const Plan& plan) {
+  const WeightRows& rows = plan.weight;
+  const int64_t octets = rows.batches * rows.n * rows.groups() * kMxOctets;
+  const auto kernel = rows.is_bf16 ? of_bf16 : of_float;
+  const unsigned grid = grid_for(ceil_div(octets, kOctetThreads), 16);
+  DGMOE_LAUNCH(kernel, grid, kOctetThreads, 0, scope, plan);
 }
 
 }  // namespace dgmoe

@@ -4,8 +4,6 @@
 namespace dgmoe {
 namespace {
 
-constexpr int kThreads = 256;
-
 // The sum over a group; both lanes of a pair add the same two numbers.
 __device__ __forceinline__ float group_error(const float (&x)[8], float multiplier, float factor) {
   float sum = e2m1_error(x, multiplier, factor);
@@ -15,13 +13,13 @@ __device__ __forceinline__ float group_error(const float (&x)[8], float multipli
 }
 
 template <typename Element>
-__global__ void __launch_bounds__(kThreads) quant_mxfp4_kernel(QuantMxfp4Plan plan) {
+__global__ void __launch_bounds__(kOctetThreads) quant_mxfp4_kernel(QuantMxfp4Plan plan) {
   const WeightRows& weight = plan.weight;
   const int64_t octets = weight.batches * weight.n * weight.groups() * kMxOctets;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kOctetThreads;
   // Rows start on 16 bytes where their length allows it.
   const bool vectors = weight.k % 8 == 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < octets;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kOctetThreads + threadIdx.x; i < octets;
        i += step) {
     const Octet at = octet_at(weight, i);
     float x[8];
@@ -58,14 +56,7 @@ __global__ void __launch_bounds__(kThreads) quant_mxfp4_kernel(QuantMxfp4Plan pl
 std::tuple<Tensor, Tensor> quant_mxfp4_cuda(const Tensor& weight, bool search) {
   const CudaScope scope(weight);
   QuantMxfp4Call call = plan_quant_mxfp4(weight, search);
-  const WeightRows& rows = call.plan.weight;
-  const int64_t octets = rows.batches * rows.n * rows.groups() * kMxOctets;
-  const unsigned grid = grid_for(ceil_div(octets, kThreads), 16);
-  if (rows.is_bf16) {
-    DGMOE_LAUNCH(quant_mxfp4_kernel<uint16_t>, grid, kThreads, 0, scope, call.plan);
-  } else {
-    DGMOE_LAUNCH(quant_mxfp4_kernel<float>, grid, kThreads, 0, scope, call.plan);
-  }
+  launch_octets(quant_mxfp4_kernel<uint16_t>, quant_mxfp4_kernel<float>, scope, call.plan);
   return {call.q, call.scale};
 }
 

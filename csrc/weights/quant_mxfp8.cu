@@ -4,16 +4,14 @@
 namespace dgmoe {
 namespace {
 
-constexpr int kThreads = 256;
-
 template <typename Element>
-__global__ void __launch_bounds__(kThreads) quant_mxfp8_kernel(QuantMxfp8Plan plan) {
+__global__ void __launch_bounds__(kOctetThreads) quant_mxfp8_kernel(QuantMxfp8Plan plan) {
   const WeightRows& weight = plan.weight;
   const int64_t octets = weight.batches * weight.n * weight.groups() * kMxOctets;
-  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kOctetThreads;
   // Rows start on 16 bytes where their length allows it.
   const bool vectors = weight.k % 8 == 0;
-  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < octets;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * kOctetThreads + threadIdx.x; i < octets;
        i += step) {
     const Octet at = octet_at(weight, i);
     float x[8];
@@ -33,14 +31,7 @@ __global__ void __launch_bounds__(kThreads) quant_mxfp8_kernel(QuantMxfp8Plan pl
 std::tuple<Tensor, Tensor> quant_mxfp8_cuda(const Tensor& weight) {
   const CudaScope scope(weight);
   QuantMxfp8Call call = plan_quant_mxfp8(weight);
-  const WeightRows& rows = call.plan.weight;
-  const int64_t octets = rows.batches * rows.n * rows.groups() * kMxOctets;
-  const unsigned grid = grid_for(ceil_div(octets, kThreads), 16);
-  if (rows.is_bf16) {
-    DGMOE_LAUNCH(quant_mxfp8_kernel<uint16_t>, grid, kThreads, 0, scope, call.plan);
-  } else {
-    DGMOE_LAUNCH(quant_mxfp8_kernel<float>, grid, kThreads, 0, scope, call.plan);
-  }
+  launch_octets(quant_mxfp8_kernel<uint16_t>, quant_mxfp8_kernel<float>, scope, call.plan);
   return {call.q, call.scale};
 }
 
