@@ -36,7 +36,7 @@ def _share_the_cores() -> None:
     """Give each worker of pytest-xdist its part of the cores, not as many threads as there are."""
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers > 1:
-        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        threads = max(1, torch.get_num_threads() // workers)
         torch.set_num_threads(threads)
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # of processes that tests start
 

@@ -129,7 +129,8 @@ struct Place {
   }
 };
 
-// A group's part of a tile of up to kRows rows; goes on to the next tile. Returns whether something in it has no place in bf16: then nothing is written.
+// A group's part of a tile of up to kRows rows; goes on to the next tile. Returns whether something
+// in it has no place in bf16: then nothing is written.
 template <bool kFp4, int kRows>
 __device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memory, int group,
                                               Place<kFp4>& place, Tile& tile) {
