@@ -65,21 +65,32 @@ def run_sample(op: str, args: tuple, kwargs: dict, device: torch.device) -> None
     compare.assert_matches(op, clean, args, kwargs, approximates=device.type == "cuda")
 
 
-#: few rows in tiles of 8, 16 and 32, with either width of weights, and many
-_EXPECTED_ROWS = (1, 8, 28, 100)
+#: few rows in tiles of 8 and 16, with either width of weights, some rows and many
+_EXPECTED_ROWS = (1, 8, 40, 100)
+#: experts and rows whose samples have a tile of some rows of each height
+_TILES_OF_SOME = ((12, 90), (12, 128))
 
 
 def mx_calls(op: str) -> list[tuple[tuple, dict]]:
     """MX products that our kernels take on SM90: odd sizes, every kernel and tile."""
-    case = {"packed": True, "explicit": True, "alignment": 128, "k": 384, "n": 72, "experts": 5}
+    case = {"packed": True, "explicit": True, "alignment": 128, "k": 384, "n": 72}
+    masked = op.endswith("masked")
     calls = []
     for seed, recipe in enumerate(("mx", "mixed", "fp4")):
+
+        def build(experts, rows, seed=seed, recipe=recipe):
+            sizes = {"m": rows, "experts": experts}
+            return SAMPLES[op].build("cpu", seed=seed, recipe=recipe, **sizes, **case)
+
         for rows in (3, 150, 700):
-            args, kwargs = SAMPLES[op].build("cpu", seed=seed, m=rows, recipe=recipe, **case)
-            if op.endswith("masked"):
+            args, kwargs = build(5, rows)
+            if masked:
                 calls += [((*args[:-1], hint), kwargs) for hint in _EXPECTED_ROWS]
             else:
                 calls.append((args, kwargs))
+        for size in _TILES_OF_SOME if masked else ():
+            args, kwargs = build(*size)
+            calls.append(((*args[:-1], _EXPECTED_ROWS[2]), kwargs))
     return calls
 
 

@@ -48,8 +48,8 @@ def batch_invariant() -> bool:
     their number. The C++ library reads the variable itself, at every call.
 
     It does not reach CUDA. There a row has the same bits at any row count on SM90, but for the MX
-    recipes: two kernels take them, up to 28 expected rows an expert and above, and round
-    differently.
+    recipes: three kernels take them, up to 14 expected rows an expert, up to 72 and above, and
+    they round differently.
     """
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
 

@@ -317,7 +317,7 @@ def fused_moe(
         w2, w2_scale: (experts, hidden, intermediate), as w13 and w13_scale.
         recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4"; `dgmoe_ops.platforms` says what runs where.
             On SM90 the last bits of mxfp8 and mxfp4 may change where an expert's expected rows
-            cross 28 and another kernel multiplies.
+            cross 14 or 72 and another kernel multiplies.
         num_experts: experts over all ranks. Default expert_start + experts.
         expert_start: global id of this rank's first expert.
         activation: "silu", "swigluoai" or "situ"; `dgmoe_ops.activations` has their formulas.

@@ -77,8 +77,8 @@ PLATFORMS: tuple[Platform, ...] = (
         "cpu",
         (Backend("dgmoe_ops", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
-    # The library has no MX kernels for it. Ours take few rows and many; what they do not take, and
-    # only that, needs Triton: `dgmoe_ops/cli/workspace.py` has the rule.
+    # The library has no MX kernels for it. Ours take few rows, some and many. Only what
+    # they do not take needs Triton: `dgmoe_ops/cli/workspace.py` has the rule.
     Platform(
         "SM90",
         (90,),

@@ -123,7 +123,7 @@ struct Products {
         const float (&part)[4 * kTiles] = parts[4 * kWord + i];
         if constexpr (kNarrow) {
           const float2 of_rows =
-              load_factors(row_factors + ((kWord * 4 + i) * Shape::kRows + t * 8) * 4);
+              load_pair(row_factors + ((kWord * 4 + i) * Shape::kRows + t * 8) * 4);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
             const float scaled = part[4 * t + j] * factors[j / 2][i];
@@ -140,7 +140,7 @@ struct Products {
         }
       }
       if constexpr (!kNarrow) {
-        const float2 of_rows = load_factors(row_factors + (kWord * Shape::kRows + t * 8) * 4);
+        const float2 of_rows = load_pair(row_factors + (kWord * Shape::kRows + t * 8) * 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           float& sum = sums[4 * t + j];
@@ -169,9 +169,7 @@ __device__ __forceinline__ void write_tile(const FewRowsPlan& p, const Target& t
 }  // namespace few_rows
 
 template <bool kFp4, bool kNarrow, int kTiles>
-__global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1   ? 4
-                                                   : kTiles == 2 ? 3
-                                                                 : 2)
+__global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1 ? 4 : 3)
     few_rows_kernel(const __grid_constant__ FewRowsPlan p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = FewRowsShape<kFp4, kNarrow, kTiles>;

@@ -36,8 +36,7 @@ void launch(const FewRowsPlan& plan, const CudaScope& scope, int device) {
 template <bool kFp4, bool kNarrow>
 void launch_for(const FewRowsPlan& plan, const CudaScope& scope, int device, int64_t rows) {
   if (rows <= (kFp4 ? 6 : 4)) return launch<kFp4, kNarrow, 1>(plan, scope, device);
-  if (rows <= (kFp4 ? 16 : 10)) return launch<kFp4, kNarrow, 2>(plan, scope, device);
-  return launch<kFp4, kNarrow, 4>(plan, scope, device);
+  return launch<kFp4, kNarrow, 2>(plan, scope, device);
 }
 
 }  // namespace
@@ -89,11 +88,10 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
   constexpr int64_t kSegment = FewRowsPlan::kFewRowsSegment;
   const int64_t segments = ceil_div(plan.m, kSegment);
   if (segments < plan.experts) return 1;
-  // What is left of the segments when each expert has one. Where nothing is, experts may have
-  // filled theirs by half, which counts for few experts; tiles are then high enough to be right
-  // either way.
+  // What is left of the segments when each expert has one. Where nothing is, they may be full or
+  // nearly empty: the kernel for some rows is not far from the best one either way.
   const int64_t more = segments - plan.experts;
-  if (more == 0) return std::min(kFewRowsMost, kSegment / 2 / plan.experts + 1);
+  if (more == 0) return kFewRowsMost + 1;
   return more * kSegment / plan.experts + 1;
 }
 

@@ -20,50 +20,15 @@
 
 #include <type_traits>
 
-#include "many_rows_copies.cuh"
-#include "many_rows_tiles.cuh"
+#include "many_rows_work.cuh"
 
 namespace dgmoe {
 namespace many_rows {
 
-template <bool kFp4>
-struct Raw {
-  uint32_t words[kFp4 ? 2 : 4];
-
-  __device__ __forceinline__ void load(uint32_t shared) {
-    if constexpr (kFp4) {
-      asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
-                   : "=r"(words[0]), "=r"(words[1])
-                   : "r"(shared)
-                   : "memory");
-    } else {
-      load_words(words, shared);
-    }
-  }
-  __device__ __forceinline__ uint32_t magnitudes() const {
-    uint32_t all = words[0] | words[1];
-    if constexpr (!kFp4) all |= words[2] | words[3];
-    return all & 0x7f7f7f7fu;
-  }
-};
-
-// Of one row of the weight: its words of the left operand of product kProduct of a step's four, of
-// its first 8 rows or its last.
-template <bool kFp4, int kProduct, int kHalf>
-__device__ __forceinline__ void widen_weights(const Raw<kFp4>& raw, uint32_t factor,
-                                              uint32_t (&left)[4], uint32_t& largest) {
-  if constexpr (kFp4) {
-    widen_e2m1<kProduct % 2 * 2>(raw.words[kProduct / 2], factor, left[kHalf], left[2 + kHalf]);
-  } else {
-    widen_e4m3(raw.words[kProduct], factor, left[kHalf], left[2 + kHalf], largest);
-  }
-}
-
 // One result, value by value.
 template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ float single(const ManyRowsPlan& p, const uint8_t* a,
-                                        const int32_t* a_scale, const uint8_t* b,
-                                        const int32_t* b_scale) {
+__device__ __forceinline__ float single(const PairPlan& p, const uint8_t* a, const int32_t* a_scale,
+                                        const uint8_t* b, const int32_t* b_scale) {
   float sum = 0.0f;
   for (int32_t group = 0; group < p.k / 32; ++group) {
     float part = 0.0f;
@@ -86,32 +51,27 @@ __device__ __forceinline__ float single(const ManyRowsPlan& p, const uint8_t* a,
 
 // Where a warp is, from tile to tile: the stage that it reads, and the scales that it will.
 template <bool kFp4>
-struct Place {
+struct Place : Ring<ManyRowsShape<kFp4>> {
   using Shape = ManyRowsShape<kFp4>;
-  int slot = 0;
   int last_slot;
-  uint32_t parity = 0;
   const int32_t* scales[2];  // of its two rows of the weight
   uint32_t next[2];
-  // Of the first stage.
-  uint32_t full, empty, weights, right;
+  uint32_t weights, right;  // of the first stage
   uint32_t selector;
   int row;  // of the weight, in the block's, and 8 more
 
-  __device__ __forceinline__ Place(uint32_t memory, int group) {
+  __device__ __forceinline__ Place(uint32_t memory, int group) : Ring<Shape>(memory) {
     const int lane = threadIdx.x % 32;
     const int c = lane % 4;
     row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    full = kept(memory + Shape::kFull);
-    empty = kept(address_in(memory + Shape::kEmpty, lane % 2));
     weights = kept(memory + Shape::kWeights + row * Shape::kRowBytes + c * (kFp4 ? 8 : 16));
     right = kept(low_descriptor(memory));
     selector = kept(selector_of(c / 2));
   }
   // Before the first step of a tile, as early as can be.
-  __device__ __forceinline__ void begin(const Tiles& tiles, const Tile& tile) {
+  __device__ __forceinline__ void begin(const Tiles<kManyRowsUnits>& tiles, const Tile& tile) {
     if (!tiles.there(tile)) return;
-    const ManyRowsPlan& p = tiles.p;
+    const PairPlan& p = tiles.p;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = p.b_scale + tile.expert * p.b_scale_batch +
@@ -120,22 +80,44 @@ struct Place {
     }
   }
   __device__ __forceinline__ void advance() {
-    last_slot = slot;
-    if (++slot == Shape::kStages) slot = 0, parity ^= 1;
-  }
-  // The tensor core has read the rows of a stage: in both blocks, which copy to both.
-  __device__ __forceinline__ void release(int of) const {
-    if (threadIdx.x % 32 < 2) barrier_arrive_at(empty + of * 8);
+    last_slot = this->slot;
+    Ring<Shape>::advance();
   }
 };
+
+// One thread copies rows of a.
+template <bool kFp4>
+__device__ __forceinline__ void copy_rows(const Tiles<kManyRowsUnits>& tiles, uint32_t memory) {
+  using Shape = ManyRowsShape<kFp4>;
+  const PairPlan& p = tiles.p;
+  const int32_t steps = p.k / kManyRowsColumns;
+  pairs::copy_rows<Shape>(
+      tiles, memory, [&](const Tile& tile, int32_t step, int slot, uint32_t full, int32_t rows) {
+        const uint32_t to = memory + slot * Shape::kStageBytes;
+        const int32_t half = rows * kManyRowsColumns * 2;
+        const int32_t begin = half * tiles.block;
+        const uint8_t* from = p.rows + (int64_t{tile.unit} * steps + step) * kManyRowsWideBytes;
+        barrier_expect(full, half * 2);
+#pragma unroll
+        for (int unit = 0; unit < kManyRowsUnits; ++unit) {
+          const int32_t first = max(begin, unit * kManyRowsWideBytes);
+          const int32_t bytes = min(begin + half, (unit + 1) * kManyRowsWideBytes) - first;
+          if (bytes > 0) {
+            copy_to_pair(to + first,
+                         from + int64_t{unit} * (steps - 1) * kManyRowsWideBytes + first, bytes,
+                         full);
+          }
+        }
+      });
+}
 
 // A group's part of a tile of up to kRows rows; goes on to the next tile. Returns whether something
 // in it has no place in bf16: then nothing is written.
 template <bool kFp4, int kRows>
-__device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memory, int group,
-                                              Place<kFp4>& place, Tile& tile) {
+__device__ __forceinline__ bool multiply_tile(const Tiles<kManyRowsUnits>& tiles, uint32_t memory,
+                                              int group, Place<kFp4>& place, Tile& tile) {
   using Shape = ManyRowsShape<kFp4>;
-  const ManyRowsPlan& p = tiles.p;
+  const PairPlan& p = tiles.p;
   const int32_t steps = p.k / kManyRowsColumns;
 
   float sums[kRows / 2] = {};  // without values, those of all kinds of tiles would live all along
@@ -147,7 +129,7 @@ __device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memor
   bool bad = false;
   bool outside = false;
   const auto one = [&](int32_t step, int odd) {
-    barrier_wait(place.full + place.slot * 8, place.parity);
+    place.wait();
     Raw<kFp4> raw[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -197,8 +179,8 @@ __device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memor
   }
   int32_t flag = 0;
 #pragma unroll
-  for (int i = 0; i < (kRows + kManyRowsUnit - 1) / kManyRowsUnit * kManyRowsSlices; ++i) {
-    flag |= p.flags[tile.unit * kManyRowsSlices + i];
+  for (int i = 0; i < (kRows + kPairUnit - 1) / kPairUnit * kPairSlices; ++i) {
+    flag |= p.flags[tile.unit * kPairSlices + i];
   }
   wait_products<0>();
   place.release(place.last_slot);
@@ -206,52 +188,15 @@ __device__ __forceinline__ bool multiply_tile(const Tiles& tiles, uint32_t memor
   tile = tiles.after(now);
   place.begin(tiles, tile);
 
-  const bool again = any_of_group(group, bad || has_nan(largest) || flag != 0);
+  if (any_of_group(group, bad || has_nan(largest) || flag != 0)) return true;
   constexpr float kUnscale = kFp4 ? 0x1p24f : 0x1p18f;
-  uint16_t* const to = p.d + now.row * p.n;
-  const int32_t first = now.first_weight + group * 64;
-  if (again) return true;
-  const int thread = threadIdx.x % 128;
-  const int lane = thread % 32;
-  const int warp = thread / 32;
-  const uint32_t result = memory + Shape::kResult + group * 64 * Shape::kPitch;
-  // Lanes 0 to 7 address rows of the first matrix, and so on: 8 weights on, 8 rows on, both.
-  const uint32_t at =
-      result + (lane / 16 * 8 + lane % 8) * Shape::kPitch + (warp * 16 + lane / 8 % 2 * 8) * 2;
-  const int32_t column = first + thread % 8 * 8;
-#pragma unroll
-  for (int base = 0; base < kRows; base += 64) {
-    const int here = kRows - base < 64 ? kRows - base : 64;
-    if (base > 0) meet(group);
-#pragma unroll
-    for (int j = 0; j < here / 8; j += 2) {
-      uint32_t packed[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) {
-        const float x = sums[(base / 8 + j) * 4 + q * 2] * kUnscale;
-        const float y = sums[(base / 8 + j) * 4 + q * 2 + 1] * kUnscale;
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed[q]) : "f"(y), "f"(x));
-      }
-      store_transposed(at + j * 8 * Shape::kPitch, packed);
-    }
-    meet(group);
-#pragma unroll
-    for (int j = 0; j < here / 16; ++j) {
-      const int32_t row = thread / 8 + j * 16;
-      uint32_t chunk[4];
-      load_words(chunk, result + row * Shape::kPitch + thread % 8 * 16);
-      if (base + row < now.rows && column < p.n) {
-        *reinterpret_cast<uint4*>(to + int64_t{base + row} * p.n + column) =
-            make_uint4(chunk[0], chunk[1], chunk[2], chunk[3]);
-      }
-    }
-  }
+  write_tile<kRows>(p, now, group, memory + Shape::kResult, sums, kUnscale);
   return false;
 }
 
 // The same, value by value.
 template <bool kFp4, bool kNarrow>
-__device__ __noinline__ void multiply_singly(const ManyRowsPlan& p, const Tile& tile, int group) {
+__device__ __noinline__ void multiply_singly(const PairPlan& p, const Tile& tile, int group) {
   const int thread = threadIdx.x % 128;
   const int32_t row = tile.first_weight + group * 64 + thread / 2;
   if (row >= p.n) return;
@@ -265,8 +210,9 @@ __device__ __noinline__ void multiply_singly(const ManyRowsPlan& p, const Tile& 
 }
 
 template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ void multiply_rows(const Tiles& tiles, uint32_t memory, int group) {
-  const ManyRowsPlan& p = tiles.p;
+__device__ __forceinline__ void multiply_rows(const Tiles<kManyRowsUnits>& tiles, uint32_t memory,
+                                              int group) {
+  const PairPlan& p = tiles.p;
   Place<kFp4> place(memory, group);
   Tile tile = tiles.begin();
   place.begin(tiles, tile);
@@ -290,66 +236,38 @@ __device__ __forceinline__ void multiply_rows(const Tiles& tiles, uint32_t memor
 
 }  // namespace many_rows
 
-// One block lists the tiles; the others take a slice of a unit each.
 template <bool kFp4, bool kNarrow>
-__global__ void __launch_bounds__(kWidenThreads)
-    widen_rows_kernel(const __grid_constant__ ManyRowsPlan p) {
+__global__ void __launch_bounds__(kPrepareThreads)
+    widen_rows_kernel(const __grid_constant__ PairPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ __align__(16) union Memory {
-    many_rows::ListMemory list;
+    pairs::ListMemory list;
     uint8_t rows[kManyRowsWideBytes];
   } memory;
   extern __shared__ int32_t first_units[];  // masked only
-  if (blockIdx.x == 0) return many_rows::list_tiles(p, memory.list);
-  if (p.masked) {
-    if (threadIdx.x < 32) many_rows::count_units(p, first_units);
-    __syncthreads();
-  }
-  const int32_t units = p.masked ? first_units[p.experts]
-                                 : static_cast<int32_t>((p.m + kManyRowsUnit - 1) / kManyRowsUnit);
-  for (int32_t i = blockIdx.x - 1; i < units * kManyRowsSlices; i += gridDim.x - 1) {
-    const many_rows::Tile tile = many_rows::find_unit(p, first_units, i / kManyRowsSlices);
-    const int slice = i % kManyRowsSlices;
-    if (tile.rows > slice * (kManyRowsUnit / kManyRowsSlices)) {
-      many_rows::widen_rows<kFp4, kNarrow>(p, tile, slice, memory.rows);
-    } else if (threadIdx.x == 0) {
-      p.flags[i] = 0;
-    }
-  }
+  pairs::prepare_units<kManyRowsUnits>(
+      p, memory.list, first_units, [&](const pairs::Tile& unit, int slice) {
+        if (unit.rows > slice * kPairStep) {
+          many_rows::widen_rows<kFp4, kNarrow>(p, unit, slice, memory.rows);
+        } else if (threadIdx.x == 0) {
+          p.flags[unit.unit * kPairSlices + slice] = 0;
+        }
+      });
 #endif
 }
 
 template <bool kFp4, bool kNarrow>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kManyRowsThreads, 1)
-    many_rows_kernel(const __grid_constant__ ManyRowsPlan p) {
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kPairThreads, 1)
+    many_rows_kernel(const __grid_constant__ PairPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   using Shape = ManyRowsShape<kFp4>;
   extern __shared__ uint8_t raw_memory[];
   const uint32_t memory = (shared_address(raw_memory) + 1023) & ~1023u;
-  const int warp = threadIdx.x / 32;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < Shape::kStages; ++i) {
-      many_rows::barrier_init(memory + Shape::kFull + i * 8, kManyRowsCopying + 1);
-      many_rows::barrier_init(memory + Shape::kEmpty + i * 8, 2 * 4 * kManyRowsGroups);
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-  }
-  many_rows::meet_pair();
-  const many_rows::Tiles tiles{p};
-  if (warp < 4 * kManyRowsGroups) {
-    many_rows::take_registers<224>();
-    many_rows::multiply_rows<kFp4, kNarrow>(tiles, memory, warp / 4);
-  } else {
-    many_rows::give_registers<56>();
-    const int thread = threadIdx.x - 128 * kManyRowsGroups;
-    if (thread < kManyRowsCopying) {
-      many_rows::copy_weights<kFp4>(tiles, memory, thread);
-    } else if (thread == kManyRowsCopying) {
-      many_rows::copy_rows<kFp4>(tiles, memory);
-    }
-    __syncwarp();
-  }
-  many_rows::meet_pair();  // until then the other one arrives here, and copies
+  const pairs::Tiles<kManyRowsUnits> tiles{p};
+  pairs::run_block<Shape>(
+      memory, [&](int group) { many_rows::multiply_rows<kFp4, kNarrow>(tiles, memory, group); },
+      [&](int thread) { pairs::copy_weights<Shape>(tiles, memory, thread); },
+      [&] { many_rows::copy_rows<kFp4>(tiles, memory); });
 #endif
 }
 

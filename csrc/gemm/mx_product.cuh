@@ -1,9 +1,10 @@
-// What both kernels of the MX recipes on Hopper are given, how both read shared memory by address,
-// and how both order the tensor core's asynchronous products.
+// What the kernels of the MX recipes on Hopper are given, how they read shared memory by address, how
+// they order the tensor core's asynchronous products, and codes of FP4 and UE8M0 in registers.
 #pragma once
 
 #include "../common/async.cuh"
 #include "../common/layout.h"
+#include "../common/numerics.h"
 
 namespace dgmoe {
 
@@ -33,6 +34,27 @@ __device__ __forceinline__ void load_words(uint32_t (&words)[4], uint32_t addres
                : "memory");
 }
 
+__device__ __forceinline__ uint32_t load_word(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+__device__ __forceinline__ float2 load_pair(uint32_t address) {
+  float2 factors;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(factors.x), "=f"(factors.y)
+               : "r"(address)
+               : "memory");
+  return factors;
+}
+// Four 8 x 16 byte matrices; a lane gives the address of a row and gets a word of each.
+__device__ __forceinline__ void load_matrices(uint32_t (&words)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+               : "r"(address)
+               : "memory");
+}
+
 // Registers that products read or write are as they should be.
 __device__ __forceinline__ void begin_products() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -44,6 +66,32 @@ __device__ __forceinline__ void commit_products() {
 template <int kGroups>
 __device__ __forceinline__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kGroups) : "memory");
+}
+
+// Registers of products that were waited for are not touched before.
+template <int kCount>
+__device__ __forceinline__ void keep(float (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(values[i])::"memory");
+}
+__device__ __forceinline__ void keep(uint32_t (&values)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) asm volatile("" : "+r"(values[i])::"memory");
+}
+
+// Codes 0, 2, 4, 6 and codes 1, 3, 5, 7 of a word, as e4m3 of 2^-6 of the value.
+__device__ __forceinline__ uint32_t even_codes(uint32_t word) {
+  return (word << 2 & 0x1c1c1c1cu) | (word << 4 & 0x80808080u);
+}
+__device__ __forceinline__ uint32_t odd_codes(uint32_t word) {
+  return (word >> 2 & 0x1c1c1c1cu) | (word & 0x80808080u);
+}
+
+// 2^(e - 127) of byte i of a word; NaN for byte 255.
+__device__ __forceinline__ float power(uint32_t word, int i) {
+  const uint32_t byte = word >> 8 * i & 255u;
+  const uint32_t bits = byte == 255u ? 0x7fc00000u : byte << 23;
+  return bits_float(bits > 0x00400000u ? bits : 0x00400000u);
 }
 
 }  // namespace dgmoe

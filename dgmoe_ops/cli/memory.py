@@ -123,6 +123,7 @@ class Call:
             n,
             k,
             expected_rows(self.tokens, self.top_k, self.experts),
+            self.recipe.group_size,
         ).workspace()
 
     def weight_bytes_per_expert(self) -> tuple[int, int]:

@@ -1,10 +1,10 @@
 """The workspace of a grouped GEMM with MX weights on SM90: which kernel takes it, and what that
 allocates.
 
-Mirrors `run_few_rows` (csrc/gemm/few_rows_cuda.cu), which is asked first and allocates nothing, and
-`run_many_rows` (csrc/gemm/many_rows_cuda.cu), for operands on 16 bytes and without
-`DGMOE_SANITY_CHECK`. Triton takes what both refuse, and allocates nothing either. A test holds the
-numbers against those sources.
+Mirrors `run_few_rows` (csrc/gemm/few_rows_cuda.cu), which is asked first and allocates nothing,
+`run_some_rows` (csrc/gemm/some_rows_cuda.cu) and `run_many_rows` (csrc/gemm/many_rows_cuda.cu), for
+operands on 16 bytes and without `DGMOE_SANITY_CHECK`. Triton takes what all refuse, and allocates
+nothing either. A test holds the numbers against those sources.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ ARCH = 90
 K_MULTIPLE = 128
 INT32_MAX = 2**31 - 1
 
-FEW_ROWS = 28  #: kFewRowsMost
+FEW_ROWS = 14  #: kFewRowsMost
+SOME_ROWS = 72  #: kSomeRowsMost
 FEW_EXPERTS = 65535  #: kFewRowsExperts
 FEW_ITEMS = 1024  #: kFewRowsItems: experts, or segments
 FEW_WEIGHTS = 64  #: kFewRowsWeights
 
-MANY_EXPERTS = 2048  #: kMostExperts: of slabs, multiplied at once
-MANY_WIDE_BYTES = 8 << 30  #: kMostWideBytes
-MANY_WEIGHTS = 256  #: kManyRowsWeights
-MANY_SLICES = 4  #: kManyRowsSlices: flags of a unit of rows
-WIDE, FLAG, TILE = 2, 4, 16  #: bytes
+PAIR_EXPERTS = 2048  #: kMostExperts: of slabs, multiplied at once
+PAIR_ROW_BYTES = 8 << 30  #: kMostRowBytes
+PAIR_WEIGHTS = 256  #: kPairWeights
+PAIR_SLICES = 4  #: kPairSlices: flags of a unit of many rows
+SOME_COLUMNS = 128  #: kSomeRowsColumns: with the factors of their scales
+WIDE, FLAG, TILE, FACTOR = 2, 4, 16, 4  #: bytes
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class MxGemm:
         m: rows of a slab, or of all segments.
         n, k: of the weight, in values.
         expected_m: the hint of a masked call; the contiguous one has none.
+        group_size: columns of a row that share a scale, 32 or 128.
     """
 
     masked: bool
@@ -47,6 +50,7 @@ class MxGemm:
     n: int
     k: int
     expected_m: int
+    group_size: int
 
     @property
     def expected_rows(self) -> int:
@@ -58,36 +62,39 @@ class MxGemm:
         if more < 0:
             return 1
         if more == 0:
-            return min(FEW_ROWS, CONTIG_ALIGNMENT // 2 // self.experts + 1)
+            return FEW_ROWS + 1
         return more * CONTIG_ALIGNMENT // self.experts + 1
 
     @property
     def batch_units(self) -> int:
-        """Units of rows (kManyRowsUnit) of a slab, or of all segments."""
+        """Units of rows (kPairUnit) of a slab, or of all segments."""
         return ceil_div(self.m, TILE_ROWS)
 
     @property
     def most_units(self) -> int:
         """Units of rows that are multiplied at once, at most."""
-        weight_tiles = ceil_div(self.n, MANY_WEIGHTS)
-        return min(MANY_WIDE_BYTES // self._unit_bytes, INT32_MAX // 2 // weight_tiles)
+        weight_tiles = ceil_div(self.n, PAIR_WEIGHTS)
+        return min(PAIR_ROW_BYTES // self._unit_bytes, INT32_MAX // 2 // weight_tiles)
 
     @property
     def units(self) -> int:
         """Units of rows that are multiplied at once: all, or those of slabs of equal parts."""
         if not self.masked:
             return self.batch_units
-        parts = ceil_div(self.experts, min(MANY_EXPERTS, self.most_units // self.batch_units))
+        parts = ceil_div(self.experts, min(PAIR_EXPERTS, self.most_units // self.batch_units))
         return ceil_div(self.experts, parts) * self.batch_units
 
     @property
     def kernel(self) -> str | None:
-        """Who multiplies: "few rows", "many rows" or "Triton"; None where nothing is multiplied."""
+        """Who multiplies: "few rows", "some rows", "many rows" or "Triton"; None where nothing is
+        multiplied."""
         if 0 in (self.m, self.n, self.experts, self.k):
             return None
         if self._few_rows():
             return "few rows"
-        return "many rows" if self._many_rows() else "Triton"
+        if not self._pairs():
+            return "Triton"
+        return "some rows" if self._some else "many rows"
 
     def _few_rows(self) -> bool:
         items = self.experts if self.masked else ceil_div(self.m, CONTIG_ALIGNMENT)
@@ -101,7 +108,8 @@ class MxGemm:
             and items <= FEW_ITEMS
         )
 
-    def _many_rows(self) -> bool:
+    def _pairs(self) -> bool:
+        """`run_pairs` in pair_cuda.cuh."""
         return (
             self.k % K_MULTIPLE == 0
             and self.n % 8 == 0
@@ -113,15 +121,21 @@ class MxGemm:
         )
 
     @property
+    def _some(self) -> bool:
+        return self.expected_rows <= SOME_ROWS
+
+    @property
     def _unit_bytes(self) -> int:
-        return TILE_ROWS * self.k * WIDE
+        if not self._some:
+            return TILE_ROWS * self.k * WIDE
+        factors = 4 if self.group_size == 32 else 1
+        return self.k // SOME_COLUMNS * TILE_ROWS * (SOME_COLUMNS + FACTOR * factors)
 
     def workspace(self) -> dict[str, int]:
         """Bytes of what the kernel allocates and drops, by name."""
-        if self.kernel != "many rows":
+        if self.kernel not in ("some rows", "many rows"):
             return {}
-        return {
-            "bf16 rows": self.units * self._unit_bytes,
-            "flags": self.units * MANY_SLICES * FLAG,
-            "tiles": (self.units + 1) * TILE,
-        }
+        rows, tiles = self.units * self._unit_bytes, (self.units + 1) * TILE
+        if self._some:
+            return {"prepared rows": rows, "tiles": tiles}
+        return {"bf16 rows": rows, "flags": self.units * PAIR_SLICES * FLAG, "tiles": tiles}

@@ -40,8 +40,8 @@ def grouped_gemm_nt_f8f8bf16_masked(
             ceil(k / 512)). For int8 `b` packed: (experts, n, ceil(k / 128)) by default.
         masked_m: (experts,) int32, valid rows of each expert.
         expected_m: a hint at the rows an expert has, at least 1, from which a kernel is chosen. It
-            never changes the result, but for MX weights on SM90: up to 28 and above other kernels
-            run, whose last bits may differ.
+            never changes the result, but for MX weights on SM90: up to 14, up to 72 and above other
+            kernels run, whose last bits may differ.
         recipe_a, recipe_b: (rows, columns) that one scale covers, given together. Default (1, 128)
             and (128, 128), or (1, 128) twice where `b_scale` is packed, or (1, 128) and (1, 32) for
             int8 `b`. MXFP8 is (1, 32) twice.
@@ -49,8 +49,8 @@ def grouped_gemm_nt_f8f8bf16_masked(
             returned.
 
     MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0. SM90 has its
-    own kernels for them: with more than 28 expected rows they take a workspace of 2 bytes a value
-    of `a`, at most 8 GiB.
+    own kernels for them: with more than 14 expected rows they take a workspace of 9/8 of a byte a
+    value of `a`, with more than 72 of 2 bytes, at most 8 GiB.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one

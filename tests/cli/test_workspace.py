@@ -13,7 +13,7 @@ pytest.importorskip("click")  # the formulas belong to the command line
 
 import dgmoe_ops  # noqa: E402
 from dgmoe_ops import config  # noqa: E402
-from dgmoe_ops.cli import memory, workspace  # noqa: E402
+from dgmoe_ops.cli import diagnosis, memory, workspace  # noqa: E402
 from dgmoe_ops.cli.workspace import MxGemm  # noqa: E402
 from dgmoe_ops.ops import gemm as ops_gemm  # noqa: E402
 from dgmoe_ops.recipes import RECIPES  # noqa: E402
@@ -22,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 GEMM = ROOT / "csrc" / "gemm"
 README = (ROOT / "README.md").read_text()
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
-SLAB = MxGemm(masked=True, experts=8, m=1024, n=256, k=256, expected_m=256)
-SEGMENTS = MxGemm(masked=False, experts=8, m=23 * 128, n=256, k=256, expected_m=1)
+SLAB = MxGemm(masked=True, experts=8, m=1024, n=256, k=256, expected_m=256, group_size=128)
+SEGMENTS = dataclasses.replace(SLAB, masked=False, m=23 * 128, expected_m=1)
 
 
 def call_of(tokens: int, recipe: str, arch: int | str = 90, local: int = 8) -> memory.Call:
@@ -49,6 +49,22 @@ def test_many_rows_take_two_bytes_a_value_flags_and_tiles(recipe) -> None:
     assert scratch["contig"][1] == {"bf16 rows": 1507328, "flags": 368, "tiles": 384}
     assert scratch["contig"][3] == {"bf16 rows": 753664, "flags": 368, "tiles": 384}
     assert not any(scratch[layout][i] for layout in scratch for i in (2, 4))
+
+
+@pytest.mark.parametrize(("recipe", "factors"), [("mxfp8", 4), ("mxfp4", 1)])
+def test_some_rows_take_a_byte_a_value_factors_and_tiles(recipe, factors) -> None:
+    """256 tokens: 64 rows an expert, in slabs of 256 rows or in 8 + (512 - 8) // 128 = 11 segments.
+    The first GEMM has 256 columns, the second one 128."""
+    scratch = {
+        layout: [stage.scratch for stage in memory.stages(call_of(256, recipe), layout)]
+        for layout in ("masked", "contig")
+    }
+    row = 256 + 2 * 4 * factors  # the factors of 128 columns are fp32
+    slabs, segments = {"tiles": 8 * 2 * 16 + 16}, {"tiles": 11 * 16 + 16}
+    assert scratch["masked"][1] == {"prepared rows": 8 * 256 * row, **slabs}
+    assert scratch["masked"][3] == {"prepared rows": 8 * 256 * row // 2, **slabs}
+    assert scratch["contig"][1] == {"prepared rows": 11 * 128 * row, **segments}
+    assert scratch["contig"][3] == {"prepared rows": 11 * 128 * row // 2, **segments}
 
 
 def test_it_lives_with_the_input_and_the_output_of_its_gemm() -> None:
@@ -81,10 +97,10 @@ def test_other_recipes_and_devices_have_none(recipe, arch) -> None:
     [
         (0, False, False),
         (1, False, False),
-        (112, False, False),  # 28 rows an expert
-        (113, True, False),  # 29; of a further segment for 8 experts: 17
-        (131, True, False),  # (262 - 8) // 128 = 1
-        (132, True, True),  # (264 - 8) // 128 = 2: 33
+        (3, False, False),  # (6 - 8) // 128 is none: fewer segments than experts
+        (4, False, True),  # one segment an expert, which may be full
+        (56, False, True),  # 14 rows an expert
+        (57, True, True),
         (1024, True, True),
     ],
 )
@@ -97,12 +113,16 @@ def test_few_rows_add_nothing(tokens, masked, contig) -> None:
 
 def test_experts_of_other_ranks_share_the_rows() -> None:
     """The hint counts all experts, slabs those of this rank."""
-    few, many = call_of(112, "mxfp4", local=2), call_of(113, "mxfp4", local=2)
+    few, some, many = (call_of(tokens, "mxfp4", local=2) for tokens in (56, 57, 289))
     assert not memory.stages(few, "masked")[1].scratch
-    assert memory.stages(many, "masked")[1].scratch == {
-        "bf16 rows": 2 * 256 * 256 * 2,
-        "flags": 2 * 2 * 16,
+    assert memory.stages(some, "masked")[1].scratch == {
+        "prepared rows": 2 * 256 * (256 + 8),
         "tiles": 5 * 16,
+    }
+    assert memory.stages(many, "masked")[1].scratch == {
+        "bf16 rows": 2 * 512 * 256 * 2,
+        "flags": 2 * 4 * 16,
+        "tiles": 9 * 16,
     }
 
 
@@ -110,11 +130,14 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
     ("gemm", "changes", "kernel"),
     [
         (SLAB, {}, "many rows"),
-        (SLAB, {"expected_m": 29}, "many rows"),
-        (SLAB, {"expected_m": 28}, "few rows"),
-        (SLAB, {"expected_m": 28, "experts": 1024}, "few rows"),
-        (SLAB, {"expected_m": 28, "experts": 1025}, "many rows"),
-        (SLAB, {"expected_m": 28, "n": 252}, "few rows"),
+        (SLAB, {"expected_m": 73}, "many rows"),
+        (SLAB, {"expected_m": 72}, "some rows"),
+        (SLAB, {"expected_m": 15}, "some rows"),
+        (SLAB, {"expected_m": 14}, "few rows"),
+        (SLAB, {"expected_m": 14, "experts": 1024}, "few rows"),
+        (SLAB, {"expected_m": 14, "experts": 1025}, "some rows"),
+        (SLAB, {"expected_m": 14, "n": 252}, "few rows"),
+        (SLAB, {"expected_m": 15, "n": 252}, "Triton"),
         (SLAB, {"n": 252}, "Triton"),
         (SLAB, {"n": 264}, "many rows"),
         (SLAB, {"m": 256, "experts": 2048}, "many rows"),
@@ -122,6 +145,9 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
         # 2^22 rows of 1024 columns are 8 GiB.
         (SLAB, {"m": 2**22, "k": 1024}, "many rows"),
         (SLAB, {"m": 2**22 + 128, "k": 1024}, "Triton"),
+        # With one factor a step 2^22 rows of 2048 columns are 8.25 GiB, and 8 / 8.25 of them fit.
+        (SLAB, {"m": 2**22 - 2**17 + 3968, "k": 2048, "expected_m": 72}, "some rows"),
+        (SLAB, {"m": 2**22 - 2**17 + 4096, "k": 2048, "expected_m": 72}, "Triton"),
         (SEGMENTS, {"m": 2**22, "k": 1024}, "many rows"),
         (SEGMENTS, {"m": 2**22 + 128, "k": 1024}, "Triton"),
         (SLAB, {"k": 192}, "Triton"),
@@ -131,17 +157,19 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
         (SLAB, {"experts": 0}, None),
         (SEGMENTS, {}, "many rows"),
         # 128 * more // 8 + 1 rows for `more` segments beyond an expert's first
-        (SEGMENTS, {"m": 9 * 128}, "few rows"),
-        (SEGMENTS, {"m": 10 * 128}, "many rows"),
-        (SEGMENTS, {"m": 1024 * 128, "experts": 900}, "few rows"),
-        (SEGMENTS, {"m": 1025 * 128, "experts": 900}, "many rows"),
+        (SEGMENTS, {"m": 7 * 128}, "few rows"),
+        (SEGMENTS, {"m": 8 * 128}, "some rows"),
+        (SEGMENTS, {"m": 12 * 128}, "some rows"),
+        (SEGMENTS, {"m": 13 * 128}, "many rows"),
+        (SEGMENTS, {"m": 1000 * 128, "experts": 910}, "few rows"),
+        (SEGMENTS, {"m": 1025 * 128, "experts": 1020}, "some rows"),
         (SEGMENTS, {"m": 23 * 128 + 4}, "Triton"),
     ],
 )
 def test_who_multiplies(gemm, changes, kernel) -> None:
     changed = dataclasses.replace(gemm, **changes)
     assert changed.kernel == kernel
-    assert bool(changed.workspace()) == (kernel == "many rows")
+    assert bool(changed.workspace()) == (kernel in ("some rows", "many rows"))
 
 
 @pytest.mark.parametrize(
@@ -167,10 +195,8 @@ def test_slabs_share_eight_gibibytes(experts, m, at_once) -> None:
     ("segments", "experts", "rows"),
     [
         (3, 8, 1),
-        (8, 8, 9),
-        (1, 1, 28),
-        (2, 2, 28),
-        (4, 4, 17),
+        (8, 8, 15),
+        (1, 1, 15),
         (9, 8, 17),
         (10, 8, 33),
         (11, 8, 49),
@@ -189,14 +215,16 @@ def test_rows_that_segments_leave_to_an_expert(segments, experts, rows) -> None:
     ("file", "name", "value"),
     [
         ("grouped_gemm_cuda.cuh", "kFewRowsMost", workspace.FEW_ROWS),
+        ("grouped_gemm_cuda.cuh", "kSomeRowsMost", workspace.SOME_ROWS),
         ("few_rows_work.cuh", "kFewRowsItems", workspace.FEW_ITEMS),
         ("few_rows_work.cuh", "kFewRowsExperts", workspace.FEW_EXPERTS),
         ("few_rows_work.cuh", "kFewRowsWeights", workspace.FEW_WEIGHTS),
         ("few_rows_work.cuh", "kFewRowsSegment", workspace.CONTIG_ALIGNMENT),
-        ("many_rows_work.cuh", "kManyRowsUnit", workspace.TILE_ROWS),
-        ("many_rows_cuda.cu", "kMostExperts", workspace.MANY_EXPERTS),
-        ("many_rows_work.cuh", "kManyRowsWeights", workspace.MANY_WEIGHTS),
-        ("many_rows_work.cuh", "kManyRowsSlices", workspace.MANY_SLICES),
+        ("pair_tiles.cuh", "kPairUnit", workspace.TILE_ROWS),
+        ("pair_cuda.cuh", "kMostExperts", workspace.PAIR_EXPERTS),
+        ("pair_tiles.cuh", "kPairWeights", workspace.PAIR_WEIGHTS),
+        ("pair_tiles.cuh", "kPairSlices", workspace.PAIR_SLICES),
+        ("some_rows_work.cuh", "kSomeRowsColumns", workspace.SOME_COLUMNS),
     ],
 )
 def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
@@ -208,35 +236,62 @@ def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (README, "at most {} expected an expert"),
-        (README, "expected rows of its call cross {}:"),
-        (README, "change kernels at {} rows"),
-        (CHANGELOG, "expected rows of an expert cross {}."),
-        (dgmoe_ops.fused_moe.__doc__, "expected rows cross {} and"),
-        (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "up to {} and above"),
-        (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "more than {} expected rows"),
-        (config.batch_invariant.__doc__, "up to {} expected rows"),
+        (README, "few rows: at most {} expected an expert | some rows: at most {} |"),
+        (README, "expected rows of its call cross {} or {}:"),
+        (README, "change kernels at {} and {} rows"),
+        (CHANGELOG, "expected rows of an expert cross {} or {}."),
+        (dgmoe_ops.fused_moe.__doc__, "expected rows cross {} or {} and"),
+        (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "up to {}, up to {} and above"),
+        (
+            ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__,
+            "more than {} expected rows they take a workspace of 9/8 of a byte a value of `a`,"
+            " with more than {} of 2 bytes",
+        ),
+        (config.batch_invariant.__doc__, "up to {} expected rows an expert, up to {} and above"),
     ],
 )
 def test_the_rows_that_change_the_kernel_are_said_right(text, says) -> None:
     pattern = re.escape(says).replace(re.escape("{}"), r"(\d+)")
     found = re.findall(pattern, " ".join(text.split()))
-    assert found == [str(workspace.FEW_ROWS)]
+    assert found == [(str(workspace.FEW_ROWS), str(workspace.SOME_ROWS))]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (README, "more than {} rows where a weight's"),
+        (diagnosis.TRITON_RUNS, "over {} rows an expert"),
+    ],
+)
+def test_the_rows_that_triton_may_run_are_said_right(text, says) -> None:
+    pattern = re.escape(says).replace(re.escape("{}"), r"(\d+)")
+    assert re.findall(pattern, " ".join(text.split())) == [str(workspace.FEW_ROWS)]
 
 
 def test_the_allocations_are_those_of_the_source() -> None:
-    source = (GEMM / "many_rows_cuda.cu").read_text()
+    source = (GEMM / "pair_cuda.cuh").read_text()
     for text in (
-        "kMostWideBytes = int64_t{8} << 30;",
-        "unit_bytes = kManyRowsUnit * plan.k * 2;",
-        "std::min(kMostWideBytes / unit_bytes,"
-        " INT32_MAX / 2 / ceil_div(plan.n, kManyRowsWeights));",
+        "kMostRowBytes = int64_t{8} << 30;",
+        "std::min(kMostRowBytes / unit_bytes, INT32_MAX / 2 / ceil_div(plan.n, kPairWeights));",
         "ceil_div(batches, std::min(kMostExperts, most_units / batch_units));",
         "empty({units * unit_bytes}, ScalarType::Byte, d)",
-        "empty({units * kManyRowsSlices}, ScalarType::Int, d)",
+        "empty({units * unit_flags}, ScalarType::Int, d)",
         "empty({(units + 1) * 4}, ScalarType::Int, d)",
     ):
         assert text in source
     assert len(re.findall(r"\bempty\(", source)) == 3
-    assert not re.search(r"\bempty\(", (GEMM / "few_rows_cuda.cu").read_text())
-    assert workspace.MANY_WIDE_BYTES == 8 * 2**30
+    for name in ("few_rows", "some_rows", "many_rows"):
+        assert not re.search(r"\bempty\(", (GEMM / f"{name}_cuda.cu").read_text())
+    assert workspace.PAIR_ROW_BYTES == 8 * 2**30
+    many = (GEMM / "many_rows_cuda.cu").read_text()
+    assert "run_pairs(plan, d, plan.k * kColumnBytes, kPairSlices," in many
+    assert (
+        "kManyRowsWideBytes = kPairUnit * kManyRowsColumns * 2;"
+        in (GEMM / "many_rows_work.cuh").read_text()
+    )
+    some = (GEMM / "some_rows_cuda.cu").read_text()
+    assert "run_pairs(plan, d, plan.k / kSomeRowsColumns * step_bytes, 0," in some
+    assert (
+        "return kSomeRowsBytes + kPairUnit * 4 * (narrow ? 4 : 1);"
+        in (GEMM / "some_rows_work.cuh").read_text()
+    )

@@ -1,5 +1,5 @@
-"""The grouped GEMMs with MX weights on the device under test: few rows an expert and many, and what
-no fast path can stand for: NaN values and scales, exponents far apart, scales of zeros."""
+"""The grouped GEMMs with MX weights on the device under test: few rows an expert, some and many,
+and what no fast path can stand for: NaN values and scales, exponents far apart, scales of zeros."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ RECIPES = {
     "mxfp8_wide": ([1, 128], [1, 32]),
     "mxfp4": ([1, 128], [1, 32]),
 }
-FEW, MANY = [3, 0, 17, 1], [150, 0, 384, 1, 190, 100]  # a tile of each size
+#: rows of experts, a tile of each size; and of how many a masked call is told
+COUNTS = {
+    "few": ([3, 0, 12, 1], 5),
+    "some": ([40, 0, 20, 1, 60, 72, 90, 128, 150], 50),
+    "many": ([150, 0, 384, 1, 190, 100], 384),
+}
 NAN = 0x7F
 SLACK = 2.0**-11  # of |a| |b|: an fp8 tensor core keeps some 13 bits of a partial sum
 
@@ -31,13 +36,22 @@ def mn_major(words: torch.Tensor, device) -> torch.Tensor:
 
 
 class Product:
-    def __init__(self, recipe: str, layout: str, counts: list[int], n: int, k: int) -> None:
+    def __init__(
+        self,
+        recipe: str,
+        layout: str,
+        counts: list[int],
+        n: int,
+        k: int,
+        expected_m: int | None = None,
+    ) -> None:
         g = torch.Generator().manual_seed(n + k)
         self.layout, self.recipe = layout, RECIPES[recipe]
         self.fp4 = recipe == "mxfp4"
-        experts, self.k, self.most = len(counts), k, max(counts)
+        experts, self.k, most = len(counts), k, max(counts)
+        self.expected_m = most if expected_m is None else expected_m
         if layout == "masked":
-            m = -(-self.most // 128) * 128
+            m = -(-most // 128) * 128
             self.where = torch.tensor(counts, dtype=torch.int32)
             self.valid = torch.arange(m) < self.where[:, None]
         else:
@@ -71,7 +85,7 @@ class Product:
         given = [x.to(device) for x in args]
         given[1], given[3] = (mn_major(x, device) for x in packed)
         if self.layout == "masked":
-            given.append(self.most)
+            given.append(self.expected_m)
         run = getattr(torch.ops.dgmoe, op)
         got = run(*given, **recipes)
         again = run(*given, **recipes)
@@ -85,10 +99,11 @@ class Product:
         return got
 
 
-@pytest.fixture(params=[(c, r, x) for c in ("few", "many") for r in RECIPES for x in LAYOUTS])
+@pytest.fixture(params=[(c, r, x) for c in COUNTS for r in RECIPES for x in LAYOUTS])
 def product(request) -> Product:
     count, recipe, layout = request.param
-    return Product(recipe, layout, FEW if count == "few" else MANY, 200, 640)
+    counts, expected_m = COUNTS[count]
+    return Product(recipe, layout, counts, 200, 640, expected_m)
 
 
 def test_ragged_rows(product, device) -> None:
@@ -100,15 +115,19 @@ def test_more_tiles_than_are_listed_at_once(recipe, device) -> None:
     """More experts, segments and tiles than threads list them, and runs of one expert across."""
     counts = [(0, 130, 1, 256, 300, 129)[e % 6] for e in range(290)]
     Product(recipe, "masked", counts, 8, 128).check(device)
+    Product(recipe, "masked", counts, 8, 128, expected_m=40).check(device)
     counts[60] = 9000
     Product(recipe, "contig", counts, 8, 128).check(device)
+    as_many_segments = [(0, 130, 1, 100, 90, 128)[e % 6] for e in range(290)]
+    Product(recipe, "contig", as_many_segments, 8, 128).check(device)
 
 
-def test_slabs_that_share_the_workspace(device) -> None:
-    """Slabs of more than 8 GiB as bf16, which go by parts, and the same rows in small ones."""
-    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < 24 << 30:
-        pytest.skip("takes 20 GiB of a GPU's memory")
-    small = Product("mxfp4", "masked", [3, 0, 128, 1, 77], 200, 1024)
+@pytest.mark.parametrize(("expected_m", "k"), [(40, 2048), (100, 1024)], ids=["some", "many"])
+def test_slabs_that_share_the_workspace(expected_m, k, device) -> None:
+    """Slabs of more than 8 GiB when prepared go by parts, and give what small ones do."""
+    if device.type != "cuda" or torch.cuda.mem_get_info(device)[0] < 32 << 30:
+        pytest.skip("takes 25 GiB of a GPU's memory")
+    small = Product("mxfp4", "masked", [3, 0, 128, 1, 77], 200, k)
     a, b, where = (x.to(device) for x in (small.a, small.b, small.where))
     scales = [mn_major(pack_words(byte), device) for byte in (small.a_byte, small.b_byte)]
     rows = 2**20
@@ -119,8 +138,8 @@ def test_slabs_that_share_the_workspace(device) -> None:
     big_scale[:, :128] = scales[0]
     run = torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked
     recipes = {"recipe_a": small.recipe[0], "recipe_b": small.recipe[1]}
-    want = run(a, scales[0], b, scales[1], where, 100, **recipes)
-    got = run(big, big_scale, b, scales[1], where, 100, **recipes)[:, :128]
+    want = run(a, scales[0], b, scales[1], where, expected_m, **recipes)
+    got = run(big, big_scale, b, scales[1], where, expected_m, **recipes)[:, :128]
     valid = small.valid.to(device)
     assert torch.equal(got[valid].view(torch.int16), want[valid].view(torch.int16))
 
@@ -130,6 +149,7 @@ def test_slabs_that_share_the_workspace(device) -> None:
 def test_sizes(recipe, n, k, device) -> None:
     for layout in LAYOUTS:
         Product(recipe, layout, [0, 200, 130], n, k).check(device)
+        Product(recipe, layout, [0, 120, 50], n, k, expected_m=50).check(device)
 
 
 def test_a_nan_of_a_stays_in_its_row(product, device) -> None:
@@ -178,7 +198,7 @@ def test_it_is_captured(product, device) -> None:
     given[1], given[3] = mn_major(args[1], device), mn_major(args[3], device)
     given.append(product.where.to(device))
     if product.layout == "masked":
-        given.append(product.most)
+        given.append(product.expected_m)
     run = getattr(torch.ops.dgmoe, f"grouped_gemm_nt_f8f8bf16_{product.layout}")
     recipes = {"recipe_a": product.recipe[0], "recipe_b": product.recipe[1]}
     before = run(*given, **recipes)

@@ -1,4 +1,5 @@
-"""The kernel for few rows of the MX recipes on Hopper: every tile height, ragged rows, odd n."""
+"""The kernels for few rows and some of the MX recipes on Hopper: every tile height, ragged rows,
+odd n."""
 
 from __future__ import annotations
 
@@ -11,8 +12,16 @@ from dgmoe_ops.reference.scale import pack_words
 
 #: recipe: columns of a that share a scale
 RECIPES = {"mxfp8": 32, "mxfp8_wide": 128, "mxfp4": 128}
-EXPECTED_M = (1, 8, 28)  # one for each tile height, with either width of weights
-RAGGED = [(3, 0, 130, 17, 1), (0, 0, 0, 0, 0), (0, 256, 8, 0, 9), (33, 1, 0, 2, 64)]
+EXPECTED_M = (1, 8, 40)  # one for each tile height of few rows, with either width of weights; some
+#: few rows and some in either layout, and every tile height of the latter
+RAGGED = [
+    (3, 0, 130, 17, 1),
+    (0, 0, 0, 0, 0),
+    (0, 40, 0, 17, 0, 1, 0),
+    (0, 256, 8, 0, 9),
+    (33, 1, 0, 2, 64),
+    (49, 65, 0, 81, 97, 48),
+]
 
 
 @pytest.fixture(autouse=True)
