@@ -221,10 +221,10 @@ __device__ __forceinline__ void multiply_rows(const Tiles<kManyRowsUnits>& tiles
     bool again = false;
     if (tile.rows > 192) {
       again = multiply_tile<kFp4, 256>(tiles, memory, group, place, tile);
-    } else if (tile.rows > 160) {
+    } else if (tile.rows > 144) {
       again = multiply_tile<kFp4, 192>(tiles, memory, group, place, tile);
     } else if (tile.rows > 128) {
-      again = multiply_tile<kFp4, 160>(tiles, memory, group, place, tile);
+      again = multiply_tile<kFp4, 144>(tiles, memory, group, place, tile);
     } else if (tile.rows > 64) {
       again = multiply_tile<kFp4, 128>(tiles, memory, group, place, tile);
     } else {

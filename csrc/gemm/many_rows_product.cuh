@@ -103,30 +103,22 @@ __device__ __forceinline__ void widen_weights(const Raw<kFp4>& raw, uint32_t fac
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 #define DGMOE_16(i) DGMOE_8(i), DGMOE_8(i + 8)
-#define DGMOE_SUMS_0                 \
-  "%0, %1, %2, %3, %4, %5, %6, %7, " \
-  "%8, %9, %10, %11, %12, %13, %14, %15"
-#define DGMOE_SUMS_16                          \
-  ", %16, %17, %18, %19, %20, %21, %22, %23, " \
-  "%24, %25, %26, %27, %28, %29, %30, %31"
-#define DGMOE_SUMS_32                          \
-  ", %32, %33, %34, %35, %36, %37, %38, %39, " \
-  "%40, %41, %42, %43, %44, %45, %46, %47"
-#define DGMOE_SUMS_48                          \
-  ", %48, %49, %50, %51, %52, %53, %54, %55, " \
-  "%56, %57, %58, %59, %60, %61, %62, %63"
-#define DGMOE_SUMS_64                          \
-  ", %64, %65, %66, %67, %68, %69, %70, %71, " \
-  "%72, %73, %74, %75, %76, %77, %78, %79"
-#define DGMOE_SUMS_80                          \
-  ", %80, %81, %82, %83, %84, %85, %86, %87, " \
-  "%88, %89, %90, %91, %92, %93, %94, %95"
-#define DGMOE_SUMS_96                              \
-  ", %96, %97, %98, %99, %100, %101, %102, %103, " \
-  "%104, %105, %106, %107, %108, %109, %110, %111"
-#define DGMOE_SUMS_112                                 \
-  ", %112, %113, %114, %115, %116, %117, %118, %119, " \
-  "%120, %121, %122, %123, %124, %125, %126, %127"
+#define DGMOE_SUMS_0 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define DGMOE_SUMS_16 \
+  ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define DGMOE_SUMS_32 \
+  ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define DGMOE_SUMS_48 \
+  ", %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define DGMOE_HALF_64 ", %64, %65, %66, %67, %68, %69, %70, %71"
+#define DGMOE_SUMS_64 DGMOE_HALF_64 ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define DGMOE_SUMS_80 \
+  ", %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define DGMOE_SUMS_96 \
+  ", %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define DGMOE_SUMS_112                                                                           \
+  ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+  "%127"
 // What follows the sums: the numbers of the operands below them.
 #define DGMOE_MULTIPLY(rows, sums, left0, left1, left2, left3, right_, ...)                     \
   asm volatile("wgmma.mma_async.sync.aligned.m64n" rows "k16.f32.bf16.bf16 {" sums "}, {" left0 \
@@ -137,17 +129,17 @@ __device__ __forceinline__ void widen_weights(const Raw<kFp4>& raw, uint32_t fac
 template <int kRows>
 __device__ __forceinline__ void multiply(float (&d)[kRows / 2], const uint32_t (&left)[4],
                                          uint64_t right) {
-  static_assert(kRows == 64 || kRows == 128 || kRows == 160 || kRows == 192 || kRows == 256);
+  static_assert(kRows == 64 || kRows == 128 || kRows == 144 || kRows == 192 || kRows == 256);
   if constexpr (kRows == 64) {
     DGMOE_MULTIPLY("64", DGMOE_SUMS_0 DGMOE_SUMS_16, "%32", "%33", "%34", "%35", "%36", DGMOE_16(0),
                    DGMOE_16(16));
   } else if constexpr (kRows == 128) {
     DGMOE_MULTIPLY("128", DGMOE_SUMS_0 DGMOE_SUMS_16 DGMOE_SUMS_32 DGMOE_SUMS_48, "%64", "%65",
                    "%66", "%67", "%68", DGMOE_16(0), DGMOE_16(16), DGMOE_16(32), DGMOE_16(48));
-  } else if constexpr (kRows == 160) {
-    DGMOE_MULTIPLY("160", DGMOE_SUMS_0 DGMOE_SUMS_16 DGMOE_SUMS_32 DGMOE_SUMS_48 DGMOE_SUMS_64,
-                   "%80", "%81", "%82", "%83", "%84", DGMOE_16(0), DGMOE_16(16), DGMOE_16(32),
-                   DGMOE_16(48), DGMOE_16(64));
+  } else if constexpr (kRows == 144) {
+    DGMOE_MULTIPLY("144", DGMOE_SUMS_0 DGMOE_SUMS_16 DGMOE_SUMS_32 DGMOE_SUMS_48 DGMOE_HALF_64,
+                   "%72", "%73", "%74", "%75", "%76", DGMOE_16(0), DGMOE_16(16), DGMOE_16(32),
+                   DGMOE_16(48), DGMOE_8(64));
   } else if constexpr (kRows == 192) {
     DGMOE_MULTIPLY(
         "192", DGMOE_SUMS_0 DGMOE_SUMS_16 DGMOE_SUMS_32 DGMOE_SUMS_48 DGMOE_SUMS_64 DGMOE_SUMS_80,
@@ -167,6 +159,7 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], const uint32_t (
 #undef DGMOE_SUMS_96
 #undef DGMOE_SUMS_80
 #undef DGMOE_SUMS_64
+#undef DGMOE_HALF_64
 #undef DGMOE_SUMS_48
 #undef DGMOE_SUMS_32
 #undef DGMOE_SUMS_16

@@ -145,24 +145,27 @@ struct ListMemory {
       experts[kPrepareThreads + 1];  // of units, the one before first
 };
 
-// Of slabs: tiles from the first row of each.
+// Of slabs: where their units are no whole tiles, the first tile is the smaller one, since rows that
+// are left over take nearly as long by themselves as with a unit more.
 template <int kUnits>
 __device__ __forceinline__ int32_t list_slabs(const PairPlan& p, ListMemory& memory) {
-  constexpr int kTile = kUnits * kPairUnit;
   int32_t tiles = 0;
   int32_t units = 0;
   for (int32_t base = 0; base < p.experts; base += kPrepareThreads) {
     const int32_t e = base + threadIdx.x;
     const int64_t rows = valid_rows(p, e < p.experts ? p.info[e] : 0);
-    const auto own = static_cast<int32_t>((rows + kTile - 1) / kTile);
+    const auto own_units = static_cast<int32_t>((rows + kPairUnit - 1) / kPairUnit);
+    const int32_t own = (own_units + kUnits - 1) / kUnits;
     int32_t tile, unit, more_tiles, more_units;
     Scan(memory.sum).ExclusiveSum(own, tile, more_tiles);
-    Scan(memory.last)
-        .ExclusiveSum(static_cast<int32_t>((rows + kPairUnit - 1) / kPairUnit), unit, more_units);
-    for (int32_t i = 0; i < own; ++i) {
-      const int32_t row = i * kTile;
-      p.tiles[1 + tiles + tile + i] = make_int4(
-          e, row, static_cast<int32_t>(min(rows - row, int64_t{kTile})), units + unit + i * kUnits);
+    Scan(memory.last).ExclusiveSum(own_units, unit, more_units);
+    int32_t first = 0;  // unit of the tile
+    int32_t after = own_units - (own - 1) * kUnits;
+    for (int32_t i = 0; i < own; ++i, first = after, after += kUnits) {
+      const int64_t end = min(rows, int64_t{after} * kPairUnit);
+      p.tiles[1 + tiles + tile + i] =
+          make_int4(e, first * kPairUnit, static_cast<int32_t>(end - first * kPairUnit),
+                    units + unit + first);
     }
     tiles += more_tiles;
     units += more_units;

@@ -22,7 +22,7 @@ def needs_cuda(device):
 
 @pytest.mark.parametrize("layout", ["masked", "contig"])
 @pytest.mark.parametrize("recipe", ["fp8_block", "bf16", "mxfp8", "mxfp4"])
-@pytest.mark.parametrize("tokens", [1, 64, 1000])
+@pytest.mark.parametrize("tokens", [1, 32, 200, 1000])
 def test_peak_is_what_the_formula_says(tokens, recipe, layout, device):
     """To the byte: `requested_bytes` counts what was asked for, before any rounding."""
     experts, top_k = 16, 4
@@ -41,9 +41,14 @@ def test_peak_is_what_the_formula_says(tokens, recipe, layout, device):
     out = torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs)
     peak = torch.cuda.memory_stats(device)["requested_bytes.all.peak"] - before
     place, *others = memory.stages(call, layout)
-    # 250 rows an expert, and few where there are fewer tokens
-    many = arch == 90 and RECIPES[recipe].mx and tokens == 1000
-    assert [bool(stage.scratch) for stage in others] == [many, False, many, False]
+    # 250 rows an expert, 50, 8, or one of some; 8 may be any number in segments, of which there are
+    # as many as experts
+    rows = {1: None, 32: "prepared rows", 200: "prepared rows", 1000: "bf16 rows"}[tokens]
+    takes = rows if arch == 90 and RECIPES[recipe].mx else None
+    if (tokens, layout) == (32, "masked"):
+        takes = None
+    scratch = [next(iter(stage.scratch), None) for stage in others]
+    assert scratch == [takes, None, takes, None]
     assert max(stage.live for stage in others) >= place.live, "the ranking's scratch would count"
     assert peak == memory.peak(call, layout)
     assert out.shape == (tokens, hidden)
