@@ -149,6 +149,7 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
       }
       if (n + kDeep < kProducts) begin(n + kDeep);
     }
+    __syncwarp();  // all lanes have read the rows' factors
     place.release(place.slot);
     place.advance();
   }
