@@ -192,26 +192,28 @@ __device__ __forceinline__ int32_t rows_of_segment(const PairPlan& p, int32_t un
   return rows;
 }
 
-// Of segments: units of an expert in a row are a tile, where all but the last are full.
+// Of segments: units of an expert in a row are a tile, where all but the last are full. They are
+// counted from the last one on, so that the smaller tile is the first, as in slabs.
 template <int kUnits>
 __device__ __forceinline__ int32_t list_segments(const PairPlan& p, ListMemory& memory) {
   const int thread = threadIdx.x;
   const auto units = static_cast<int32_t>((p.m + kPairUnit - 1) / kPairUnit);
   int32_t tiles = 0;
-  int32_t run = 0;  // the unit where the run of an expert began
+  int32_t run = 0;  // the index where the run of an expert began, counted from the last unit
   if (thread == 0) memory.rows[0] = 0, memory.experts[0] = -1;
   for (int32_t base = 0; base < units; base += kPrepareThreads) {
-    const int32_t unit = base + thread;
-    const int32_t rows = unit < units ? rows_of_segment(p, unit) : 0;
+    const int32_t index = base + thread;
+    const int32_t unit = units - 1 - index;
+    const int32_t rows = unit >= 0 ? rows_of_segment(p, unit) : 0;
     const int32_t expert = rows > 0 ? p.info[int64_t{unit} * kPairUnit] : -1;
     memory.rows[thread + 1] = rows;
     memory.experts[thread + 1] = expert;
     __syncthreads();
     const bool goes_on =
-        rows > 0 && memory.rows[thread] == kPairUnit && memory.experts[thread] == expert;
+        rows == kPairUnit && memory.rows[thread] > 0 && memory.experts[thread] == expert;
     int32_t begin, last_begin, tile, more;
-    Scan(memory.last).InclusiveScan(goes_on ? -1 : unit, begin, Later{}, last_begin);
-    const int32_t place = rows > 0 ? (unit - max(run, begin)) % kUnits : -1;  // in a tile
+    Scan(memory.last).InclusiveScan(goes_on ? -1 : index, begin, Later{}, last_begin);
+    const int32_t place = rows > 0 ? (index - max(run, begin)) % kUnits : -1;  // in a tile
     Scan(memory.sum).ExclusiveSum(place == 0, tile, more);
     int4* const to = p.tiles + 1 + tiles + tile;
     if (place == 0) *to = make_int4(expert, unit * kPairUnit, rows, unit);
@@ -220,7 +222,7 @@ __device__ __forceinline__ int32_t list_segments(const PairPlan& p, ListMemory& 
 #pragma unroll
     for (int i = 1; i < kUnits; ++i) {
       __syncthreads();
-      if (place == i) to[-1].z = i * kPairUnit + rows;
+      if (place == i) to[-1] = make_int4(expert, unit * kPairUnit, to[-1].z + kPairUnit, unit);
     }
     if (thread == 0) {
       memory.rows[0] = memory.rows[kPrepareThreads];
