@@ -55,13 +55,16 @@ __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step
   }
 }
 
-// A stage's products, on their way while other work is done. sums[4t ..] are of rows g and g + 8 of
-// the warp's weights and of rows 2q and 2q + 1 of the t-th eight of a.
+// Products of four groups of a stage, those of a word of scales, on their way while other work is
+// done. FP4's other word follows: both at once would take the registers of a fourth block.
+// sums[4t ..] are of rows g and g + 8 of the warp's weights and of rows 2q and 2q + 1 of the t-th
+// eight of a.
 template <bool kFp4, bool kNarrow, int kTiles, typename Shape>
 struct Products {
-  uint32_t left[Shape::kGroups][4];
-  float parts[Shape::kGroups][4 * kTiles];
+  uint32_t left[4][4];
+  float parts[4][4 * kTiles];
 
+  template <int kWord>
   __device__ __forceinline__ void begin(uint32_t stage, uint32_t made) {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
@@ -71,39 +74,30 @@ struct Products {
         stage + (first + lane % 16) * kFewRowsBytes + (lane / 16 ^ lane % 8) * 16;
     const uint64_t a = describe<Shape>(kFp4 ? made + Shape::kParted : stage + Shape::kA);
 #pragma unroll
-    for (int w = 0; w < Shape::kWords; ++w) {
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (kFp4) {
+        uint32_t raw[4];
+        if (i % 2 != 0) continue;
+        load_matrices(raw, weights ^ (4 * kWord + i) * 16);
 #pragma unroll
-      for (int i = 4 * w; i < 4 * w + 4; ++i) {  // groups of the word
-        if constexpr (kFp4) {
-          uint32_t raw[4];
-          if (i % 2 != 0) continue;
-          load_matrices(raw, weights ^ i * 16);
-#pragma unroll
-          for (int j = 0; j < 2; ++j) {
-            left[i + j][0] = even_codes(raw[2 * j]), left[i + j][1] = even_codes(raw[2 * j + 1]);
-            left[i + j][2] = odd_codes(raw[2 * j]), left[i + j][3] = odd_codes(raw[2 * j + 1]);
-          }
-        } else {
-          load_matrices(left[i], weights ^ i * 32);
+        for (int j = 0; j < 2; ++j) {
+          left[i + j][0] = even_codes(raw[2 * j]), left[i + j][1] = even_codes(raw[2 * j + 1]);
+          left[i + j][2] = odd_codes(raw[2 * j]), left[i + j][3] = odd_codes(raw[2 * j + 1]);
         }
+      } else {
+        load_matrices(left[i], weights ^ (4 * kWord + i) * 32);
       }
-      begin_products();
-#pragma unroll
-      for (int i = 4 * w; i < 4 * w + 4; ++i) {
-        product(parts[i], left[i], a + (Shape::core(0, i, 0) >> 4));
-      }
-      commit_products();
     }
+    begin_products();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      product(parts[i], left[i], a + (Shape::core(0, 4 * kWord + i, 0) >> 4));
+    }
+    commit_products();
   }
 
-  __device__ __forceinline__ void finish(uint32_t made, float (&sums)[4 * kTiles]) {
-    finish_word<0>(made, sums);
-    if constexpr (Shape::kWords == 2) finish_word<1>(made, sums);
-  }
-
- private:
   template <int kWord>
-  __device__ __forceinline__ void finish_word(uint32_t made, float (&sums)[4 * kTiles]) {
+  __device__ __forceinline__ void finish(uint32_t made, float (&sums)[4 * kTiles]) {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
     const uint32_t b_factors =
@@ -112,15 +106,15 @@ struct Products {
     float factors[2][4];
     load_factors(factors[0], b_factors);
     load_factors(factors[1], b_factors + 8 * 16);
-    wait_products<Shape::kWords - 1 - kWord>();
+    wait_products<0>();
 #pragma unroll
-    for (int i = 4 * kWord; i < 4 * kWord + 4; ++i) keep(parts[i]), keep(left[i]);
+    for (int i = 0; i < 4; ++i) keep(parts[i]), keep(left[i]);
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float inner[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float (&part)[4 * kTiles] = parts[4 * kWord + i];
+        const float (&part)[4 * kTiles] = parts[i];
         if constexpr (kNarrow) {
           const float2 of_rows =
               load_pair(row_factors + ((kWord * 4 + i) * Shape::kRows + t * 8) * 4);
@@ -169,7 +163,7 @@ __device__ __forceinline__ void write_tile(const FewRowsPlan& p, const Target& t
 }  // namespace few_rows
 
 template <bool kFp4, bool kNarrow, int kTiles>
-__global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1 ? 4 : 3)
+__global__ void __launch_bounds__(kFewRowsThreads, 4)
     few_rows_kernel(const __grid_constant__ FewRowsPlan p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
   using Shape = FewRowsShape<kFp4, kNarrow, kTiles>;
@@ -221,7 +215,8 @@ __global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1 ? 4 : 3)
     __syncthreads();
     few_rows::Products<kFp4, kNarrow, kTiles, Shape> products;
     const uint32_t now = made + odd * Shape::kMadeBytes;
-    products.begin(stages + slot * Shape::kBytes, now);
+    const uint32_t stage = stages + slot * Shape::kBytes;
+    products.template begin<0>(stage, now);
     fetch();
     slot = after(slot);
     odd ^= 1;
@@ -229,7 +224,11 @@ __global__ void __launch_bounds__(kFewRowsThreads, kTiles == 1 ? 4 : 3)
                                          made + odd * Shape::kMadeBytes,
                                          step + 1 == steps ? 0 : step + 1);
     few_rows::publish();
-    products.finish(now, sums);
+    products.template finish<0>(now, sums);
+    if constexpr (Shape::kWords == 2) {
+      products.template begin<1>(stage, now);
+      products.template finish<1>(now, sums);
+    }
     if (++step < steps) continue;
     few_rows::write_tile<kFp4, kTiles>(p, targets[target], sums);
 #pragma unroll

@@ -37,7 +37,7 @@ struct FewRowsShape {
   static constexpr int kBScale = kA + kABytes;
   static constexpr int kAScale = kBScale + kWords * kFewRowsWeights * 4;
   static constexpr int kBytes = kAScale + 128;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = kFp4 && kTiles == 2 ? 3 : 4;  // so that four blocks have room
   // What is made of a stage before it is computed, of two stages: the scales as factors,
   // [word][row] of four and [scale][row], and FP4's a, parted.
   static constexpr int kBFactors = 0;
