@@ -67,8 +67,11 @@ def run_sample(op: str, args: tuple, kwargs: dict, device: torch.device) -> None
 
 #: few rows in tiles of 8 and 16, with either width of weights, some rows and many
 _EXPECTED_ROWS = (1, 8, 40, 100)
-#: experts and rows whose samples have a tile of some rows of each height
-_TILES_OF_SOME = ((12, 90), (12, 128))
+#: (experts, rows, hint) of slabs whose samples have every height of tiles of some rows, and 144 rows
+#: of many
+_SLABS = ((12, 90, 40), (12, 128, 40), (12, 144, 100))
+#: (experts, rows) whose segments leave room for some rows, and for few in tiles of 16
+_SEGMENTS = ((12, 90), (30, 140), (30, 150))
 
 
 def mx_calls(op: str) -> list[tuple[tuple, dict]]:
@@ -88,9 +91,10 @@ def mx_calls(op: str) -> list[tuple[tuple, dict]]:
                 calls += [((*args[:-1], hint), kwargs) for hint in _EXPECTED_ROWS]
             else:
                 calls.append((args, kwargs))
-        for size in _TILES_OF_SOME if masked else ():
-            args, kwargs = build(*size)
-            calls.append(((*args[:-1], _EXPECTED_ROWS[2]), kwargs))
+        for experts, rows, hint in _SLABS if masked else ():
+            args, kwargs = build(experts, rows)
+            calls.append(((*args[:-1], hint), kwargs))
+        calls += [] if masked else [build(*size) for size in _SEGMENTS]
     return calls
 
 

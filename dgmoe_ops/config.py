@@ -49,7 +49,7 @@ def batch_invariant() -> bool:
 
     It does not reach CUDA. There a row has the same bits at any row count on SM90, but for the MX
     recipes: three kernels take them, up to 14 expected rows an expert, up to 72 and above, and
-    they round differently.
+    they may round differently.
     """
     return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
 

@@ -1,6 +1,5 @@
 #include "few_rows.cuh"
 
-#include <algorithm>
 #include <atomic>
 
 #include "mx_cuda.cuh"
@@ -89,7 +88,8 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
   const int64_t segments = ceil_div(plan.m, kSegment);
   if (segments < plan.experts) return 1;
   // What is left of the segments when each expert has one. Where nothing is, they may be full or
-  // nearly empty: the kernel for some rows is not far from the best one either way.
+  // nearly empty: the kernel for some rows then takes at most half as long again as the one for many
+  // or a quarter as the one for few, which on full segments takes three times as long.
   const int64_t more = segments - plan.experts;
   if (more == 0) return kFewRowsMost + 1;
   return more * kSegment / plan.experts + 1;

@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "../common/async.cuh"
-#include "mx_product.cuh"
 
 namespace dgmoe {
 namespace few_rows {

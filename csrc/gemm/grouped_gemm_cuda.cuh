@@ -46,11 +46,11 @@ void deep_gemm(const CudaScope& scope, const DeepGemmCall& call);
 // and tells whether it did. It needs no compiling, so that it may be captured at once.
 constexpr int64_t kFewRowsMost = 14;
 bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan);
-// Where it has more, but at most so many: some_rows_cuda.cu, likewise. Allocates a's rows once more,
-// where `d` is, 8 GiB at most; false where a slab or all segments take more.
+// Where it has at most so many, and few_rows_cuda.cu did not: some_rows_cuda.cu, likewise. Allocates
+// a's rows once more, where `d` is, 8 GiB at most; false where a slab or all segments take more.
 constexpr int64_t kSomeRowsMost = 72;
 bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
-// Where it has more than that: many_rows_cuda.cu, likewise, with a's rows as bf16.
+// Whatever it has: many_rows_cuda.cu, likewise, with a's rows as bf16.
 bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 // Rows of an expert, by what is known without the device.
 int64_t expected_rows(const GroupedGemmPlan& plan);

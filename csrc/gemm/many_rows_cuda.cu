@@ -11,10 +11,10 @@ bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Te
                      for_mx_recipe(plan, [&](auto fp4, auto narrow) {
                        constexpr bool kFp4 = decltype(fp4)::value;
                        constexpr bool kNarrow = decltype(narrow)::value;
-                       static std::atomic<bool> prepared[kMaxDevices] = {};
-                       launch_pair<ManyRowsShape<kFp4>::kBytes>(
-                           widen_rows_kernel<kFp4, kNarrow>, many_rows_kernel<kFp4, kNarrow>,
-                           prepared, part, units, scope, device);
+                       static std::atomic<bool> ready[kMaxDevices] = {};
+                       launch_pair<ManyRowsShape<kFp4>::kBytes>(widen_rows_kernel<kFp4, kNarrow>,
+                                                                many_rows_kernel<kFp4, kNarrow>,
+                                                                ready, part, units, scope, device);
                      });
                    });
 }

@@ -21,7 +21,8 @@ struct Ring {
   __device__ __forceinline__ void advance() {
     if (++slot == Shape::kStages) slot = 0, parity ^= 1;
   }
-  // The tensor core has read the rows of a stage: in both blocks, which copy to both.
+  // The rows of a stage, and what goes with them, have been read. Said to both blocks, which copy to
+  // both.
   __device__ __forceinline__ void release(int of) const {
     if (threadIdx.x % 32 < 2) barrier_arrive_at(empty + of * 8);
   }
@@ -106,6 +107,7 @@ __device__ __forceinline__ void run_block(uint32_t memory, Multiply multiply,
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
+  static_assert(kReaderBarriers + Shape::kStages <= 16, "a block has 16 barriers");
   meet_pair();
   if (warp < 4 * kPairGroups) {
     take_registers<224>();

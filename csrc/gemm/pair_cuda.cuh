@@ -10,11 +10,11 @@
 namespace dgmoe {
 
 // Of slabs so many are multiplied at once; more go by parts, one after the other.
-constexpr int64_t kMostExperts = 2048;
-constexpr int64_t kMostRowBytes = int64_t{8} << 30;
+constexpr int64_t kPairMostExperts = 2048;
+constexpr int64_t kPairMostBytes = int64_t{8} << 30;
 
 // Of slabs, those of some experts.
-inline PairPlan part_of(const PairPlan& whole, bool fp4, int64_t first, int64_t experts) {
+inline PairPlan pair_part(const PairPlan& whole, bool fp4, int64_t first, int64_t experts) {
   PairPlan part = whole;
   const int64_t row = first * whole.m;
   part.a += row * whole.k;
@@ -29,12 +29,12 @@ inline PairPlan part_of(const PairPlan& whole, bool fp4, int64_t first, int64_t 
 
 // Launches both kernels, of which the second takes kBytes of shared memory.
 template <int kBytes, typename Kernel>
-void launch_pair(Kernel prepare, Kernel multiply, std::atomic<bool> (&prepared)[kMaxDevices],
+void launch_pair(Kernel prepare, Kernel multiply, std::atomic<bool> (&ready)[kMaxDevices],
                  const PairPlan& plan, int64_t units, const CudaScope& scope, int device) {
-  if (!prepared[device].load()) {
+  if (!ready[device].load()) {
     STD_CUDA_CHECK(
         cudaFuncSetAttribute(multiply, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
-    prepared[device].store(true);
+    ready[device].store(true);
   }
   const int first_bytes = plan.masked ? (plan.experts + 1) * sizeof(int32_t) : 0;
   DGMOE_LAUNCH(prepare, 1 + grid_for(units * kPairSlices, 8), kPrepareThreads, first_bytes, scope,
@@ -57,13 +57,13 @@ bool run_pairs(const GroupedGemmPlan& plan, const Tensor& d, int64_t unit_bytes,
     return false;
   }
   const int64_t most_units =
-      std::min(kMostRowBytes / unit_bytes, INT32_MAX / 2 / ceil_div(plan.n, kPairWeights));
+      std::min(kPairMostBytes / unit_bytes, INT32_MAX / 2 / ceil_div(plan.n, kPairWeights));
   const int64_t batch_units = ceil_div(plan.m, kPairUnit);  // of a slab, or all segments
   if (batch_units > most_units) return false;
   const int device = hopper_device();
   if (device < 0) return false;
   const int64_t batches = plan.masked() ? plan.experts : 1;
-  const int64_t parts = ceil_div(batches, std::min(kMostExperts, most_units / batch_units));
+  const int64_t parts = ceil_div(batches, std::min(kPairMostExperts, most_units / batch_units));
   const int64_t at_once = ceil_div(batches, parts);
   const int64_t units = at_once * batch_units;
   Tensor rows = empty({units * unit_bytes}, ScalarType::Byte, d);
@@ -78,7 +78,7 @@ bool run_pairs(const GroupedGemmPlan& plan, const Tensor& d, int64_t unit_bytes,
   }
   for (int64_t first = 0; first < batches; first += at_once) {
     const int64_t experts = std::min(at_once, batches - first);
-    launch(part_of(whole, plan.b_fp4, first, experts), experts * batch_units, device);
+    launch(pair_part(whole, plan.b_fp4, first, experts), experts * batch_units, device);
   }
   return true;
 }

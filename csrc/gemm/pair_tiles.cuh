@@ -1,8 +1,8 @@
 // Of kernels whose blocks work in pairs: their plan, which rows of a are prepared and copied together,
 // and the list of tiles.
 //
-// A pair has 256 rows of a weight and up to kUnits units of rows of a, whose first kernel prepares
-// them and lists the tiles, for the second one to multiply.
+// A pair has 256 rows of a weight and up to kUnits units of rows of a. A first kernel prepares these
+// rows and lists the tiles, and a second one multiplies.
 #pragma once
 
 #include <cub/block/block_scan.cuh>
@@ -14,8 +14,8 @@ namespace dgmoe {
 
 struct PairPlan : MxPlan {
   uint8_t* rows;  // of a, prepared: units, and in them steps of some columns
-  int32_t*
-      flags;  // many_rows.cuh only: of a unit, kPairSlices, whether something has no place in bf16
+  // many_rows.cuh only: of a unit, kPairSlices, whether something in it has no place in bf16.
+  int32_t* flags;
   int4* tiles;  // x of the first: how many follow; then expert, row of a, rows and unit of each
 };
 

@@ -12,10 +12,10 @@ bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Te
                      for_mx_recipe(plan, [&](auto fp4, auto narrow) {
                        constexpr bool kFp4 = decltype(fp4)::value;
                        constexpr bool kNarrow = decltype(narrow)::value;
-                       static std::atomic<bool> prepared[kMaxDevices] = {};
+                       static std::atomic<bool> ready[kMaxDevices] = {};
                        launch_pair<SomeRowsShape<kFp4, kNarrow>::kBytes>(
                            prepare_some_rows_kernel<kFp4, kNarrow>, some_rows_kernel<kFp4, kNarrow>,
-                           prepared, part, units, scope, device);
+                           ready, part, units, scope, device);
                      });
                    });
 }

@@ -23,8 +23,8 @@ FEW_EXPERTS = 65535  #: kFewRowsExperts
 FEW_ITEMS = 1024  #: kFewRowsItems: experts, or segments
 FEW_WEIGHTS = 64  #: kFewRowsWeights
 
-PAIR_EXPERTS = 2048  #: kMostExperts: of slabs, multiplied at once
-PAIR_ROW_BYTES = 8 << 30  #: kMostRowBytes
+PAIR_EXPERTS = 2048  #: kPairMostExperts: of slabs, multiplied at once
+PAIR_ROW_BYTES = 8 << 30  #: kPairMostBytes
 PAIR_WEIGHTS = 256  #: kPairWeights
 PAIR_SLICES = 4  #: kPairSlices: flags of a unit of many rows
 SOME_COLUMNS = 128  #: kSomeRowsColumns: with the factors of their scales

@@ -49,8 +49,8 @@ def grouped_gemm_nt_f8f8bf16_masked(
             returned.
 
     MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0. SM90 has its
-    own kernels for them: with more than 14 expected rows they take a workspace of 9/8 of a byte a
-    value of `a`, with more than 72 of 2 bytes, at most 8 GiB.
+    own kernels for them: with more than 14 expected rows they take a workspace of up to 9/8 of a
+    byte a value of `a`, with more than 72 of 2 bytes, at most 8 GiB.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one

@@ -13,8 +13,11 @@ from dgmoe_ops.reference.scale import pack_words
 #: recipe: columns of a that share a scale
 RECIPES = {"mxfp8": 32, "mxfp8_wide": 128, "mxfp4": 128}
 EXPECTED_M = (1, 8, 40)  # one for each tile height of few rows, with either width of weights; some
-#: few rows and some in either layout, and every tile height of the latter
+#: few rows and some in either layout, in contiguous segments also tiles of 16 of the former, and
+#: every tile height of the latter
 RAGGED = [
+    (130, 0, 3, 17, 1, 0, 40, 256, 8, 0, 9, 33, 128, 64, 5, 200),
+    (130, 0, 3, 17, 1, 0, 0, 256, 8, 0, 9, 33),
     (3, 0, 130, 17, 1),
     (0, 0, 0, 0, 0),
     (0, 40, 0, 17, 0, 1, 0),
@@ -124,14 +127,16 @@ def test_the_ends_of_the_exponents(recipe, masked, device) -> None:
     first = int(operands.valid.flatten().nonzero()[2])
     operands.a_bytes.flatten(0, -2)[first, 1] = 255
     operands.a_bytes.flatten(0, -2)[first + 1] = 0
-    operands.check(operands.run())
+    for expected_m in (1, 40) if masked else (1,):
+        operands.check(operands.run(expected_m))
 
 
+@pytest.mark.parametrize("expected_m", [1, 40], ids=["few", "some"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_calls_need_no_python_and_no_warm_up(recipe, device) -> None:
+def test_calls_need_no_python_and_no_warm_up(recipe, expected_m, device) -> None:
     """The first call of a shape may be captured, and replays follow the routing."""
     operands = Operands(recipe, True, [3, 0, 7, 1], 128, 136, 256, device, seed=5)
-    args = operands.args()
+    args = operands.args(expected_m)
     op = getattr(torch.ops.dgmoe, operands.name)
     assert not from_python(lambda: op(*args, **operands.recipes))
     graph = torch.cuda.CUDAGraph()
@@ -144,18 +149,20 @@ def test_calls_need_no_python_and_no_warm_up(recipe, device) -> None:
     again.check(d)
 
 
-def test_bits_do_not_depend_on_the_run(device) -> None:
+@pytest.mark.parametrize("expected_m", [1, 40], ids=["few", "some"])
+def test_bits_do_not_depend_on_the_run(expected_m, device) -> None:
     operands = Operands("mxfp4", True, [3, 0, 100, 17, 1], 128, 192, 512, device)
-    first = operands.run()
+    first = operands.run(expected_m)
     valid = operands.valid.to(device)
     for _ in range(20):
-        assert torch.equal(operands.run()[valid], first[valid])
+        assert torch.equal(operands.run(expected_m)[valid], first[valid])
 
 
-def test_rows_after_the_valid_ones_are_not_written(device) -> None:
+@pytest.mark.parametrize("expected_m", [1, 40], ids=["few", "some"])
+def test_rows_after_the_valid_ones_are_not_written(expected_m, device) -> None:
     operands = Operands("mxfp4", True, [3, 0, 100, 17, 1], 128, 192, 512, device)
     out = torch.full((5, 128, 192), 7.0, device=device, dtype=torch.bfloat16)
     op = getattr(torch.ops.dgmoe, operands.name)
-    op.out(*operands.args(), **operands.recipes, out=out)
+    op.out(*operands.args(expected_m), **operands.recipes, out=out)
     assert (out[~operands.valid.to(device)] == 7).all()
     operands.check(out)

@@ -148,8 +148,9 @@ def test_slabs_that_share_the_workspace(expected_m, k, device) -> None:
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_sizes(recipe, n, k, device) -> None:
     for layout in LAYOUTS:
-        Product(recipe, layout, [0, 200, 130], n, k).check(device)
-        Product(recipe, layout, [0, 120, 50], n, k, expected_m=50).check(device)
+        Product(recipe, layout, [0, 400, 300], n, k).check(device)  # many, in either layout
+        Product(recipe, layout, [0, 200, 130], n, k, expected_m=50).check(device)  # some
+        Product(recipe, layout, [0, 12, 9], n, k).check(device)  # few
 
 
 def test_a_nan_of_a_stays_in_its_row(product, device) -> None:
