@@ -84,8 +84,8 @@ def masked_bytes(tokens, experts: int, hidden: int, inter: int, quantized: bool)
     and the step between.
 
     `hidden` and `inter` are the padded sizes that the weights have. A GEMM's own workspace does not
-    count, as more than few rows of the MX recipes on SM90 take one: the same sizes choose the same layout on
-    every device. `python -m dgmoe_ops plan` counts it.
+    count, as more than few rows of the MX recipes on SM90 take one: the same sizes choose the same
+    layout on every device. `python -m dgmoe_ops plan` counts it.
     """
     value, scale = (1, 4) if quantized else (2, 0)
     gate_up = 2 * inter * 2

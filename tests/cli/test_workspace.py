@@ -244,8 +244,8 @@ def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
         (ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__, "up to {}, up to {} and above"),
         (
             ops_gemm.grouped_gemm_nt_f8f8bf16_masked.__doc__,
-            "more than {} expected rows they take a workspace of up to 9/8 of a byte a value of `a`,"
-            " with more than {} of 2 bytes",
+            "more than {} expected rows they take a workspace of up to 9/8 of a byte a value of"
+            " `a`, with more than {} of 2 bytes",
         ),
         (config.batch_invariant.__doc__, "up to {} expected rows an expert, up to {} and above"),
     ],
