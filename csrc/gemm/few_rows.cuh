@@ -80,10 +80,7 @@ struct Products {
         if (i % 2 != 0) continue;
         load_matrices(raw, weights ^ (4 * kWord + i) * 16);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) {
-          left[i + j][0] = even_codes(raw[2 * j]), left[i + j][1] = even_codes(raw[2 * j + 1]);
-          left[i + j][2] = odd_codes(raw[2 * j]), left[i + j][3] = odd_codes(raw[2 * j + 1]);
-        }
+        for (int j = 0; j < 2; ++j) unpack(left[i + j], raw[2 * j], raw[2 * j + 1]);
       } else {
         load_matrices(left[i], weights ^ (4 * kWord + i) * 32);
       }

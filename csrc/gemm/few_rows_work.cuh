@@ -10,10 +10,8 @@ namespace dgmoe {
 struct FewRowsPlan : MxPlan {
   // What the list of work is made from: experts, or segments of 128 rows.
   DGMOE_HD int32_t items() const {
-    return masked ? experts : static_cast<int32_t>(ceil_div(m, int64_t{kFewRowsSegment}));
+    return masked ? experts : static_cast<int32_t>(ceil_div(m, int64_t{kMxSegment}));
   }
-
-  static constexpr int kFewRowsSegment = 128;
 };
 
 constexpr int kFewRowsThreads = 128;
@@ -65,9 +63,9 @@ template <int kRows>
 __device__ __forceinline__ int32_t rows_of(const FewRowsPlan& p, int32_t item) {
   if (item >= p.items()) return 0;
   if (p.masked) return static_cast<int32_t>(valid_rows(p, p.info[item]));
-  const int64_t first = int64_t{item} * FewRowsPlan::kFewRowsSegment;
+  const int64_t first = int64_t{item} * kMxSegment;
   int32_t rows = 0;
-  while (rows < FewRowsPlan::kFewRowsSegment && first + rows < p.m && p.info[first + rows] >= 0) {
+  while (rows < kMxSegment && first + rows < p.m && p.info[first + rows] >= 0) {
     rows += kRows;
   }
   return static_cast<int32_t>(first + rows < p.m ? rows : p.m - first);
@@ -124,7 +122,7 @@ __device__ __forceinline__ List make_list(const FewRowsPlan& p, int32_t* memory)
   for (int32_t item = first; item < first + slice && count > 0; ++item) {
     const int32_t rows = rows_of<kRows>(p, item);
     if (rows == 0) continue;
-    const int32_t expert = p.masked ? item : p.info[int64_t{item} * FewRowsPlan::kFewRowsSegment];
+    const int32_t expert = p.masked ? item : p.info[int64_t{item} * kMxSegment];
     list.item[at] = static_cast<uint16_t>(item);
     list.expert[at] = static_cast<uint16_t>(expert);
     list.rows[at] = rows;
@@ -162,7 +160,7 @@ struct Cursor {
     const int32_t weight_tile = row_tiles == 1 ? local : local / row_tiles;
     const int32_t first_row = (local - weight_tile * row_tiles) * Shape::kRows;
     const int32_t item = list.item[entry];
-    const int64_t base = p.masked ? item * p.m : int64_t{item} * FewRowsPlan::kFewRowsSegment;
+    const int64_t base = p.masked ? item * p.m : int64_t{item} * kMxSegment;
     target = {base + first_row, weight_tile * kFewRowsWeights, rows - first_row};
     scale_row = (p.masked ? 0 : base) + first_row;
     expert = list.expert[entry];

@@ -42,18 +42,10 @@ struct DeepGemmCall {
 // Throws std::invalid_argument or std::runtime_error with the library's or the adapter's words.
 void deep_gemm(const CudaScope& scope, const DeepGemmCall& call);
 
-// The MX recipes on Hopper where an expert has at most so many rows: few_rows_cuda.cu computes d,
-// and tells whether it did. It needs no compiling, so that it may be captured at once.
-constexpr int64_t kFewRowsMost = 14;
-bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan);
-// Where it has at most so many, and few_rows_cuda.cu did not: some_rows_cuda.cu, likewise. Allocates
-// a's rows once more, where `d` is, 8 GiB at most; false where a slab or all segments take more.
-constexpr int64_t kSomeRowsMost = 72;
-bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
-// Whatever it has: many_rows_cuda.cu, likewise, with a's rows as bf16.
-bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
-// Rows of an expert, by what is known without the device.
-int64_t expected_rows(const GroupedGemmPlan& plan);
+// The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
+// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
+// at most.
+bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 
 inline int64_t columns_of(const std::optional<std::vector<int64_t>>& recipe) {
   return recipe.has_value() ? (*recipe)[1] : 0;

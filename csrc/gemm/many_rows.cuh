@@ -142,9 +142,7 @@ __device__ __forceinline__ bool multiply_tile(const Tiles<kManyRowsUnits>& tiles
              needs_scale(words[1], byte, raw[1].magnitudes());
     }
     const uint32_t selector = place.selector + odd * 0x2020;
-    // The same in all lanes: this says so to the compiler, which has it in uniform registers then.
-    const uint32_t right =
-        __reduce_max_sync(0xffffffffu, place.right + place.slot * (Shape::kStageBytes / 16));
+    const uint32_t right = uniform(place.right + place.slot * (Shape::kStageBytes / 16));
     const uint32_t low = factor_of(words[0], selector);
     const uint32_t high = factor_of(words[1], selector);
     const auto products = [&](auto pair) {

@@ -1,4 +1,5 @@
-// What our own kernels of the MX recipes on Hopper ask before they take a product.
+// What our own kernels of the MX recipes on Hopper have in common on the host: who takes a product,
+// and what they are told of it.
 #pragma once
 
 #include <type_traits>
@@ -14,14 +15,20 @@ inline bool on_16_bytes(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// The current device where it is a Hopper, else -1.
-int hopper_device();
+// run_mx_product asks one of these for d, and each tells whether it took the product: few_rows_cuda.cu
+// first, where an expert has at most so many rows, given how many it is expected to have.
+constexpr int64_t kFewRowsMost = 14;
+bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan, int device, int64_t rows);
+// Then some_rows_cuda.cu, where it has at most so many. Allocates a's rows once more, 8 GiB at most;
+// false where a slab or all segments take more.
+constexpr int64_t kSomeRowsMost = 72;
+bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                   int device);
+// Else many_rows_cuda.cu: the same, with a's rows as bf16.
+bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                   int device);
 
-// Whether a product is one that they know: packed scales, of b for a row and 32 columns, of a for
-// 32 or 128, where FP4 has 128. What is empty, or to be looked at first, is the matter of others.
-bool is_mx_product(const GroupedGemmPlan& plan);
-
-// What kernels are told of such a product. Its sizes fit.
+// What kernels are told of a product whose sizes fit.
 MxPlan mx_plan(const GroupedGemmPlan& plan);
 
 // Calls with whether b is FP4 and whether a has scales of 32 columns, as types.

@@ -8,6 +8,8 @@
 
 namespace dgmoe {
 
+constexpr int kMxSegment = 128;  // rows of a segment of the contiguous layout
+
 struct MxPlan {
   const uint8_t* a;  // e4m3
   const int32_t* a_scale;
@@ -85,6 +87,11 @@ __device__ __forceinline__ uint32_t even_codes(uint32_t word) {
 }
 __device__ __forceinline__ uint32_t odd_codes(uint32_t word) {
   return (word >> 2 & 0x1c1c1c1cu) | (word & 0x80808080u);
+}
+// The left operand of a group, of rows r and r + 8 of a lane: their eight codes each.
+__device__ __forceinline__ void unpack(uint32_t (&left)[4], uint32_t codes, uint32_t codes_below) {
+  left[0] = even_codes(codes), left[1] = even_codes(codes_below);
+  left[2] = odd_codes(codes), left[3] = odd_codes(codes_below);
 }
 
 // 2^(e - 127) of byte i of a word; NaN for byte 255.

@@ -44,14 +44,13 @@ void launch_pair(Kernel prepare, Kernel multiply, std::atomic<bool> (&ready)[kMa
 }
 
 // Multiplies, given the bytes of a unit of prepared rows and how many flags it has. `launch` is given
-// a plan, its units and the device. False where a product is none for pairs of blocks.
+// a plan and its units. False where a product is none for pairs of blocks.
 template <typename Launch>
 bool run_pairs(const GroupedGemmPlan& plan, const Tensor& d, int64_t unit_bytes, int64_t unit_flags,
                Launch launch) {
-  if (!is_mx_product(plan)) return false;
-  if (plan.k % 128 != 0 || plan.n % 8 != 0) return false;
+  if (plan.n % 8 != 0) return false;
   if (!plan.masked() && plan.m % kPairUnit != 0) return false;
-  if (!on_16_bytes(plan.a) || !on_16_bytes(plan.b) || !on_16_bytes(plan.d)) return false;
+  if (!on_16_bytes(plan.d)) return false;
   // Offsets inside of a weight, of a unit, and of tiles fit in 32 bits.
   if (plan.n * plan.k > INT32_MAX || plan.k > INT32_MAX / kPairUnit || plan.m > INT32_MAX) {
     return false;
@@ -60,8 +59,6 @@ bool run_pairs(const GroupedGemmPlan& plan, const Tensor& d, int64_t unit_bytes,
       std::min(kPairMostBytes / unit_bytes, INT32_MAX / 2 / ceil_div(plan.n, kPairWeights));
   const int64_t batch_units = ceil_div(plan.m, kPairUnit);  // of a slab, or all segments
   if (batch_units > most_units) return false;
-  const int device = hopper_device();
-  if (device < 0) return false;
   const int64_t batches = plan.masked() ? plan.experts : 1;
   const int64_t parts = ceil_div(batches, std::min(kPairMostExperts, most_units / batch_units));
   const int64_t at_once = ceil_div(batches, parts);
@@ -73,12 +70,12 @@ bool run_pairs(const GroupedGemmPlan& plan, const Tensor& d, int64_t unit_bytes,
                        static_cast<int32_t*>(mutable_data_of(flags)),
                        static_cast<int4*>(mutable_data_of(tiles))};
   if (!plan.masked()) {
-    launch(whole, units, device);
+    launch(whole, units);
     return true;
   }
   for (int64_t first = 0; first < batches; first += at_once) {
     const int64_t experts = std::min(at_once, batches - first);
-    launch(pair_part(whole, plan.b_fp4, first, experts), experts * batch_units, device);
+    launch(pair_part(whole, plan.b_fp4, first, experts), experts * batch_units);
   }
   return true;
 }

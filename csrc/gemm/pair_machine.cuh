@@ -42,9 +42,6 @@ __device__ __forceinline__ void copy_to_pair(uint32_t to, const void* from, uint
       "l"(from), "r"(bytes), "r"(barrier), "h"(static_cast<uint16_t>(3))
       : "memory");
 }
-__device__ __forceinline__ void copy4_async(uint32_t to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
-}
 __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
       "{\n.reg .pred done;\nagain:\nmbarrier.try_wait.parity.shared.b64 done, [%0], %1;\n"
@@ -103,6 +100,11 @@ __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
   uint64_t described;
   asm("mov.b64 %0, {%1, %2};" : "=l"(described) : "r"(low), "r"(64u | 1u << 30));
   return described;
+}
+// A value that is the same in all lanes: this says so to the compiler, which has it in uniform
+// registers then. A warp calls together.
+__device__ __forceinline__ uint32_t uniform(uint32_t value) {
+  return __reduce_max_sync(0xffffffffu, value);
 }
 // Keeps a value in a register that would be computed anew instead.
 __device__ __forceinline__ uint32_t kept(uint32_t value) {

@@ -80,14 +80,11 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
   const int first_lane = threadIdx.x % 32 / 4 * 4;
 
   const auto load = [&](int g) {  // the left operand of a group
-    uint32_t (&to)[4] = left[g % kLefts];
     if constexpr (kFp4) {
       if (g % 2 == 0) place.load(codes, g / 2);
-      const int i = g % 2 * 2;
-      to[0] = even_codes(codes[i]), to[1] = even_codes(codes[i + 1]);
-      to[2] = odd_codes(codes[i]), to[3] = odd_codes(codes[i + 1]);
+      unpack(left[g % kLefts], codes[g % 2 * 2], codes[g % 2 * 2 + 1]);
     } else {
-      place.load(to, g);
+      place.load(left[g % kLefts], g);
     }
     if (g == 3) done_reading(place.slot);
   };
@@ -103,8 +100,7 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
   for (int32_t step = tiles.p.k / kSomeRowsColumns; step > 0; --step) {
     place.wait();
     place.load_factor(mine);
-    // The same in all lanes: this says so to the compiler, which has it in uniform registers then.
-    right = __reduce_max_sync(0xffffffffu, place.right + place.slot * (Shape::kStageBytes / 16));
+    right = uniform(place.right + place.slot * (Shape::kStageBytes / 16));
 #pragma unroll
     for (int n = 0; n < kDeep; ++n) begin(n);
 #pragma unroll

@@ -1,8 +1,8 @@
 """The op through which the CUDA kernels of the GEMMs (`csrc/gemm/*.cu`) reach a library.
 
 They check and allocate. A call of a shape that has not run yet, or whose library C++ cannot call,
-comes here: MX recipes on SM90, of which they keep almost all (`run_few_rows`, `run_some_rows`,
-`run_many_rows`), go to Triton, everything else to DeepGEMM.
+comes here: MX recipes on SM90, of which they keep almost all (`run_mx_product`), go to
+Triton, everything else to DeepGEMM.
 """
 
 from __future__ import annotations

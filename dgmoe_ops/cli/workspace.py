@@ -1,8 +1,8 @@
 """The workspace of a grouped GEMM with MX weights on SM90: which kernel takes it, and what that
 allocates.
 
-Mirrors `run_few_rows` (csrc/gemm/few_rows_cuda.cu), which is asked first and allocates nothing,
-`run_some_rows` (csrc/gemm/some_rows_cuda.cu) and `run_many_rows` (csrc/gemm/many_rows_cuda.cu), for
+Mirrors `run_mx_product` (csrc/gemm/mx_product_cuda.cu) and those it asks: `run_few_rows`, which
+allocates nothing, `run_some_rows` and `run_many_rows`, in the `_cuda.cu` of those names; for
 operands on 16 bytes and without `DGMOE_SANITY_CHECK`. Triton takes what all refuse, and allocates
 nothing either. A test holds the numbers against those sources.
 """
@@ -55,7 +55,7 @@ class MxGemm:
     @property
     def expected_rows(self) -> int:
         """Rows of one of the experts, of which there must be some, as the kernels are chosen by:
-        `expected_rows` in few_rows_cuda.cu."""
+        `expected_rows` in mx_product_cuda.cu."""
         if self.masked:
             return self.expected_m
         more = ceil_div(self.m, CONTIG_ALIGNMENT) - self.experts

@@ -214,12 +214,12 @@ def test_rows_that_segments_leave_to_an_expert(segments, experts, rows) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
-        ("grouped_gemm_cuda.cuh", "kFewRowsMost", workspace.FEW_ROWS),
-        ("grouped_gemm_cuda.cuh", "kSomeRowsMost", workspace.SOME_ROWS),
+        ("mx_cuda.cuh", "kFewRowsMost", workspace.FEW_ROWS),
+        ("mx_cuda.cuh", "kSomeRowsMost", workspace.SOME_ROWS),
         ("few_rows_work.cuh", "kFewRowsItems", workspace.FEW_ITEMS),
         ("few_rows_work.cuh", "kFewRowsExperts", workspace.FEW_EXPERTS),
         ("few_rows_work.cuh", "kFewRowsWeights", workspace.FEW_WEIGHTS),
-        ("few_rows_work.cuh", "kFewRowsSegment", workspace.CONTIG_ALIGNMENT),
+        ("mx_product.cuh", "kMxSegment", workspace.CONTIG_ALIGNMENT),
         ("pair_tiles.cuh", "kPairUnit", workspace.TILE_ROWS),
         ("pair_cuda.cuh", "kPairMostExperts", workspace.PAIR_EXPERTS),
         ("pair_tiles.cuh", "kPairWeights", workspace.PAIR_WEIGHTS),
