@@ -13,7 +13,7 @@ from rich.console import Console
 import dgmoe_ops  # noqa: F401  (registers the ops)
 from benchmarks import bench_host, bench_layer, bench_ops, shapes, timing
 from benchmarks.report import RESULTS, Report, environment
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops.formats.recipes import RECIPES
 
 
 class Budget:

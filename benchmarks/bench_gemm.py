@@ -11,7 +11,7 @@ import torch
 from benchmarks.cases import Builder, Case, Routed, check_slab, random_slab, routed
 from benchmarks.inputs import bf16_weight, block_fp8_weight, generator, layer_inputs
 from benchmarks.shapes import Shape
-from dgmoe_ops.layouts import ScaleForm, expected_rows
+from dgmoe_ops.formats.layouts import ScaleLayout, expected_rows
 
 # One entry: the cases of one op follow each other, and a second set of weights may not fit beside
 # the first.
@@ -66,7 +66,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
     case = routed(shape, tokens, device, seed)
     b, b_scale = _fp8(shape, device)
     x, x_scale = torch.ops.dgmoe.quant_group_fp8(
-        case.inputs.hidden_states, 128, ScaleForm.ROW_MAJOR
+        case.inputs.hidden_states, 128, ScaleLayout.ROW_MAJOR
     )
     a, a_scale, m_indices, _ = _contig(shape, case, x, x_scale)
     run = torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig
@@ -99,7 +99,7 @@ def gemm_nt_f8f8bf16(shape: Shape, tokens: int, device: torch.device, seed: int)
     x = layer_inputs(shape, tokens, device, seed).hidden_states
     n, k = 2 * shape.intermediate, shape.hidden
     b, b_scale = (t[0] for t in block_fp8_weight(1, n, k, device, seed))
-    a, a_scale = torch.ops.dgmoe.quant_group_fp8(x, 128, ScaleForm.MN_MAJOR)
+    a, a_scale = torch.ops.dgmoe.quant_group_fp8(x, 128, ScaleLayout.MN_MAJOR)
     run = torch.ops.dgmoe.gemm_nt_f8f8bf16
     return _dense_case(lambda: run(a, a_scale, b, b_scale), tokens, n, k, (1, 1, 2))
 
@@ -109,8 +109,8 @@ def gemm_nt_mxfp8_f8f8bf16(shape: Shape, tokens: int, device: torch.device, seed
     n, k = 2 * shape.intermediate, shape.hidden
     weight = bf16_weight(1, n, k, device, seed)[0]
     quantize = torch.ops.dgmoe.quant_group_fp8
-    a, a_scale = quantize(x, 32, ScaleForm.PACKED_UE8M0)
-    b, b_scale = quantize(weight, 32, ScaleForm.PACKED_UE8M0)
+    a, a_scale = quantize(x, 32, ScaleLayout.PACKED_UE8M0)
+    b, b_scale = quantize(weight, 32, ScaleLayout.PACKED_UE8M0)
     run = torch.ops.dgmoe.gemm_nt_mxfp8_f8f8bf16
     return _dense_case(lambda: run(a, a_scale, b, b_scale), tokens, n, k, (1, 1, 2))
 

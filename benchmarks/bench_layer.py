@@ -27,7 +27,7 @@ from benchmarks.layers import (
 from benchmarks.report import Report, Row
 from benchmarks.shapes import GpuRates, Shape, gpu_rates, routing_floor_us
 from benchmarks.timing import eager_us, graph_us, release
-from dgmoe_ops.layouts import slab_rows
+from dgmoe_ops.formats.layouts import slab_rows
 
 COLUMNS = (
     *("shape", "T", "recipe", "layer", "layout", *STAGES, "total us", "floor us", "of floor"),

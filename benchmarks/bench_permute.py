@@ -6,12 +6,12 @@ import torch
 
 from benchmarks.cases import Builder, Case, check_slab, groups, nbytes, routed
 from benchmarks.shapes import Shape
-from dgmoe_ops.layouts import ScaleForm
+from dgmoe_ops.formats.layouts import ScaleLayout
 
 
 def quant_group_fp8(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
     x = routed(shape, tokens, device, seed).inputs.hidden_states
-    call = lambda: torch.ops.dgmoe.quant_group_fp8(x, 128, ScaleForm.ROW_MAJOR)  # noqa: E731
+    call = lambda: torch.ops.dgmoe.quant_group_fp8(x, 128, ScaleLayout.ROW_MAJOR)  # noqa: E731
     return Case(call, x.numel() * 3 + tokens * groups(shape.hidden) * 4)
 
 
@@ -35,7 +35,9 @@ def moe_ep_deepgemm_preprocess(shape: Shape, tokens: int, device: torch.device, 
 def ep_scatter(shape: Shape, tokens: int, device: torch.device, seed: int) -> Case:
     case = routed(shape, tokens, device, seed)
     ids = case.inputs.topk_ids
-    x, scale = torch.ops.dgmoe.quant_group_fp8(case.inputs.hidden_states, 128, ScaleForm.ROW_MAJOR)
+    x, scale = torch.ops.dgmoe.quant_group_fp8(
+        case.inputs.hidden_states, 128, ScaleLayout.ROW_MAJOR
+    )
     written = torch.ops.dgmoe.ep_scatter(x, scale, ids, shape.experts)
     index_bytes = 2 * nbytes(ids) + nbytes(written[2])
     scales = case.tile_rows * groups(shape.hidden) * 4

@@ -7,7 +7,7 @@ import torch
 from benchmarks.cases import Builder, Case, nbytes
 from benchmarks.inputs import generator
 from benchmarks.shapes import Shape
-from dgmoe_ops.routing import Scoring
+from dgmoe_ops.layer.routing import Scoring
 
 VOCABULARY = 4096
 

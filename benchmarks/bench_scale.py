@@ -7,7 +7,7 @@ import torch
 from benchmarks.cases import Builder, Case, groups, nbytes
 from benchmarks.inputs import generator
 from benchmarks.shapes import Shape
-from dgmoe_ops.layouts import ceil_div
+from dgmoe_ops.formats.layouts import ceil_div
 
 OPS: dict[str, Builder] = {}
 

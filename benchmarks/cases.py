@@ -9,7 +9,7 @@ import torch
 
 from benchmarks.inputs import LayerInputs, layer_inputs
 from benchmarks.shapes import Shape
-from dgmoe_ops.layouts import TILE_ROWS, slab_rows
+from dgmoe_ops.formats.layouts import TILE_ROWS, slab_rows
 
 MEMORY_LIMIT = 50e9  #: bytes of one slab above which a case is left out
 

@@ -12,10 +12,10 @@ from functools import partial
 import torch
 
 from benchmarks.inputs import LayerInputs, LayerWeights
-from dgmoe_ops.layer import Stages, activate, gemm, place
-from dgmoe_ops.layouts import expected_rows
+from dgmoe_ops.formats.layouts import expected_rows
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.layer.fused_moe import Stages, activate, gemm, place
 from dgmoe_ops.ops import post_reorder_deepgemm
-from dgmoe_ops.recipes import RECIPES
 
 STAGES = ("pre", "gemm1", "act", "gemm2", "post")
 Staged = Callable[[LayerInputs, LayerWeights], Iterator[torch.Tensor | None]]
@@ -39,7 +39,7 @@ def _ours(layout: str, inputs: LayerInputs, weights: LayerWeights) -> Iterator[t
     stages = Stages(
         recipe=recipe,
         masked=layout == "masked",
-        form=recipe.scale_form(weights.w13_scale),
+        form=recipe.scale_layout(weights.w13_scale),
         experts=experts,
         expert_start=0,
         padded_hidden=recipe.columns_of(weights.w13),

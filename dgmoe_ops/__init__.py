@@ -4,15 +4,18 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 """
 
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
-from . import checkpoints, layouts, ops, recipes, routing
+from . import checkpoints, ops
+from .backends import platforms
 from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
-from .block import moe_block, router_logits
 from .checkpoints import load_moe_layer
-from .export import export_biases, export_weights
-from .layer import fused_moe, fused_moe_inline
-from .prepare import MoEWeights, prepare_weights
-from .recipes import infer_recipe, scale_recipes
-from .warmup import LayerShape, plan_warmup, warmup
+from .formats import layouts, recipes
+from .formats.recipes import infer_recipe, scale_recipes
+from .layer import activations, routing
+from .layer.block import moe_block, router_logits
+from .layer.fused_moe import fused_moe, fused_moe_inline
+from .warmup.run import LayerShape, plan_warmup, warmup
+from .weights.export import export_biases, export_weights
+from .weights.prepare import MoEWeights, prepare_weights
 
 __version__ = "0.1.0"
 LIBRARIES = _load.LIBRARIES
@@ -21,6 +24,7 @@ __all__ = [
     "LIBRARIES",
     "LayerShape",
     "MoEWeights",
+    "activations",
     "checkpoints",
     "contiguous_alignment",
     "down_gemm_overlap",
@@ -36,6 +40,7 @@ __all__ = [
     "ops",
     "pdl",
     "plan_warmup",
+    "platforms",
     "prepare_weights",
     "recipes",
     "router_logits",

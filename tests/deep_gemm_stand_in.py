@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgmoe_ops.backends.deep_gemm import Request, library, native, overlap, scopes, versions
-from dgmoe_ops.layouts import ScaleForm, ceil_div, scale_sizes_and_strides
+from dgmoe_ops.formats.layouts import ScaleLayout, ceil_div, scale_sizes_and_strides
 
 E, M, N, K = 2, 128, 24, 256
 F8_MASKED = "grouped_gemm_nt_f8f8bf16_masked"
@@ -19,12 +19,14 @@ PROOF = "bf16_gemm_nt"
 
 def scales(batch, rows, groups, form):
     sizes, strides = scale_sizes_and_strides(batch, rows, groups, form)
-    dtype = torch.int32 if form == ScaleForm.PACKED_UE8M0 else torch.float32
+    dtype = torch.int32 if form == ScaleLayout.PACKED_UE8M0 else torch.float32
     value = 0x7F7F7F7F if dtype == torch.int32 else 1
     return torch.empty_strided(sizes, strides, dtype=dtype).fill_(value)
 
 
-def request(op=F8_MASKED, form=ScaleForm.MN_MAJOR, m=M, n=N, k=K, experts=E, **changes) -> Request:
+def request(
+    op=F8_MASKED, form=ScaleLayout.MN_MAJOR, m=M, n=N, k=K, experts=E, **changes
+) -> Request:
     """A request of any of the ops, with the scales of `form`."""
     masked, grouped = op.endswith("masked"), op.startswith("grouped")
     batch = experts if masked else None
@@ -38,7 +40,7 @@ def request(op=F8_MASKED, form=ScaleForm.MN_MAJOR, m=M, n=N, k=K, experts=E, **c
     a_scale = b_scale = None
     if quantized:
         a_scale = scales(batch, m, ceil_div(k, columns), form)
-        if form == ScaleForm.PACKED_UE8M0:
+        if form == ScaleLayout.PACKED_UE8M0:
             b_scale = scales(experts if grouped else None, n, ceil_div(k, columns), form)
         else:
             shape = (ceil_div(n, 128), ceil_div(k, columns))
@@ -57,14 +59,14 @@ def request(op=F8_MASKED, form=ScaleForm.MN_MAJOR, m=M, n=N, k=K, experts=E, **c
 
 def mx_request(op: str, recipe: str, **sizes) -> Request:
     """A request of a grouped GEMM for MXFP8 weights, or for FP4 ones."""
-    made = request(op, ScaleForm.PACKED_UE8M0, **sizes)
+    made = request(op, ScaleLayout.PACKED_UE8M0, **sizes)
     groups = ceil_div(made.k, 32)
-    b_scale = scales(made.experts, made.n, groups, ScaleForm.PACKED_UE8M0)
+    b_scale = scales(made.experts, made.n, groups, ScaleLayout.PACKED_UE8M0)
     if recipe == "mxfp4":
         b = torch.zeros((*made.b.shape[:2], made.k // 2), dtype=torch.int8)
         return made._replace(b=b, b_scale=b_scale, recipe_a=(1, 128), recipe_b=(1, 32))
     batch = made.experts if made.masked else None
-    a_scale = scales(batch, made.m, groups, ScaleForm.PACKED_UE8M0)
+    a_scale = scales(batch, made.m, groups, ScaleLayout.PACKED_UE8M0)
     return made._replace(a_scale=a_scale, b_scale=b_scale, recipe_a=(1, 32), recipe_b=(1, 32))
 
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from deep_gemm_stand_in import mx_request, request
 
-from dgmoe_ops import config, platforms, prepare, recipes
+from dgmoe_ops import config, recipes
+from dgmoe_ops.backends import platforms
 from dgmoe_ops.backends.deep_gemm import rules
-from dgmoe_ops.layouts import ScaleForm
+from dgmoe_ops.formats.layouts import ScaleLayout
+from dgmoe_ops.weights import prepare
 
 BOTH = {"masked", "contig"}
 #: (arch, recipe, scale form) -> layouts; what is not here is illegal everywhere.
@@ -45,7 +47,7 @@ ARCHS = ("cpu", 70, 80, 89, 90, 100, 103, 110, 120, 121, 130)
 @pytest.mark.parametrize("arch", ARCHS, ids=str)
 @pytest.mark.parametrize("cell", list(platforms.all_cells()), ids=lambda cell: "-".join(cell))
 def test_every_cell(arch: int | str, cell: platforms.Cell) -> None:
-    legal = cell.layout in LEGAL.get((arch, cell.recipe, cell.scale_form), ())
+    legal = cell.layout in LEGAL.get((arch, cell.recipe, cell.scale_layout), ())
     assert platforms.is_legal(arch, *cell) == legal
     if legal:
         platforms.check(arch, *cell)
@@ -65,9 +67,9 @@ def test_the_names_are_the_packages_own() -> None:
     targets = {p.target for p in platforms.PLATFORMS if p.target}
     assert targets == set(prepare.TARGETS)
     for recipe in recipes.RECIPES.values():
-        forms = {c.scale_form for c in platforms.all_cells() if c.recipe == recipe.name}
+        forms = {c.scale_layout for c in platforms.all_cells() if c.recipe == recipe.name}
         used = {
-            f for p in platforms.PLATFORMS for f in platforms.scale_forms(p.archs[0], recipe.name)
+            f for p in platforms.PLATFORMS for f in platforms.scale_layouts(p.archs[0], recipe.name)
         }
         assert used <= forms and ("none" not in used) == recipe.quantized
 
@@ -114,8 +116,8 @@ def test_the_readme_says_what_the_table_says(recipe) -> None:
                 backends = platforms.platform_of(arch).backends
                 (rest,) = [b.rest for b in backends if cell in b.cells]
                 assert (rest or "") in text and (rest or "Triton" not in text)
-                assert FORMS.get(cell.scale_form, "") in text
-            forms = {cell.scale_form for cell in runs}
+                assert FORMS.get(cell.scale_layout, "") in text
+            forms = {cell.scale_layout for cell in runs}
             others = [said for form, said in FORMS.items() if form not in forms]
             assert forms <= {"none"} or not any(said in text for said in others)
 
@@ -145,7 +147,7 @@ def test_errors_name_what_would_work(wanted: tuple, would_work: str) -> None:
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if isinstance(arch, int)])
 def test_what_an_error_offers_is_legal(arch: int) -> None:
     for recipe in platforms.RECIPES:
-        for form in platforms.scale_forms(arch, recipe):
+        for form in platforms.scale_layouts(arch, recipe):
             assert any(
                 platforms.is_legal(arch, recipe, layout, form)
                 for layout in platforms.layouts_of(arch, recipe)
@@ -157,7 +159,7 @@ def test_what_an_error_offers_is_legal(arch: int) -> None:
     [
         (("fp6", "masked", "none"), "recipe must be one of bf16, fp8_block, mxfp4, mxfp8, got"),
         (("bf16", "auto", "none"), "layout must be one of masked, contig, got 'auto'"),
-        (("bf16", "masked", "fp32"), "scale_form must be one of none, block_fp32, packed_ue8m0"),
+        (("bf16", "masked", "fp32"), "scale_layout must be one of none, block_fp32, packed_ue8m0"),
     ],
 )
 def test_unknown_names_are_refused(cell: tuple, said: str) -> None:
@@ -169,7 +171,7 @@ def test_unknown_names_are_refused(cell: tuple, said: str) -> None:
 @pytest.mark.parametrize("arch", [90, 100, 103, 110, 120, 121])
 def test_the_backend_takes_what_the_table_calls_legal(arch: int) -> None:
     """Layout by layout and form by form, DeepGEMM's rules say the same as the table."""
-    forms = {"block_fp32": ScaleForm.MN_MAJOR, "packed_ue8m0": ScaleForm.PACKED_UE8M0}
+    forms = {"block_fp32": ScaleLayout.MN_MAJOR, "packed_ue8m0": ScaleLayout.PACKED_UE8M0}
     for layout in platforms.LAYOUTS:
         for name, form in forms.items():
             made = request(f"grouped_gemm_nt_f8f8bf16_{layout}", form)

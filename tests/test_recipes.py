@@ -8,8 +8,9 @@ import pytest
 import torch
 from helpers import E8M0, F8
 
-from dgmoe_ops import platforms, recipes
-from dgmoe_ops.recipes import infer_recipe, scale_recipes
+from dgmoe_ops import recipes
+from dgmoe_ops.backends import platforms
+from dgmoe_ops.formats.recipes import infer_recipe, scale_recipes
 
 
 def test_recipes_are_frozen() -> None:
@@ -19,10 +20,10 @@ def test_recipes_are_frozen() -> None:
         assert hash(recipe) == hash(dataclasses.replace(recipe))
 
 
-def test_scale_forms_by_target() -> None:
+def test_scale_layouts_by_target() -> None:
     table = {
         name: [
-            recipe.weight_scale_form(target) if target in recipe.targets else None
+            recipe.weight_scale_layout(target) if target in recipe.targets else None
             for target in recipes.TARGETS
         ]
         for name, recipe in recipes.RECIPES.items()
@@ -34,13 +35,13 @@ def test_scale_forms_by_target() -> None:
         "mxfp4": ["packed_ue8m0"] * 4,
     }
     with pytest.raises(ValueError, match="cpu, sm90, sm100 for recipe mxfp8, got 'sm120'"):
-        recipes.MXFP8.weight_scale_form("sm120")
+        recipes.MXFP8.weight_scale_layout("sm120")
     for name, recipe in recipes.RECIPES.items():
         for platform in platforms.PLATFORMS:
             if platform.target:
-                forms = platforms.scale_forms(platform.archs[0], name)
+                forms = platforms.scale_layouts(platform.archs[0], name)
                 assert (platform.target in recipe.targets) == bool(forms)
-                assert not forms or recipe.weight_scale_form(platform.target) == forms[0]
+                assert not forms or recipe.weight_scale_layout(platform.target) == forms[0]
 
 
 def test_scale_recipes_of_each_k() -> None:

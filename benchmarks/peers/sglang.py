@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.inputs import LayerInputs, LayerWeights
 from benchmarks.shapes import Shape
-from dgmoe_ops.layouts import contig_rows
+from dgmoe_ops.formats.layouts import contig_rows
 
 _BLOCK = 128
 _KERNELS = "sglang.kernels.ops"

@@ -1,5 +1,5 @@
 // The gated activations, a functor each over (gate, up) in fp32. A further one is a kind, a functor
-// here, a case in gated_cpu.h and gated.cuh, a row in dgmoe_ops/activations.py, and its oracle.
+// here, a case in gated_cpu.h and gated.cuh, a row in dgmoe_ops/layer/activations.py, and its oracle.
 #pragma once
 
 #include "../common/numerics.h"

@@ -37,7 +37,7 @@ DGMOE_HD void quant_chunk(const GatedQuantPlan& plan, int64_t batch, int64_t row
       amax_bits = magnitude > amax_bits ? magnitude : amax_bits;
     }
     const GroupScale scale = group_scale(amax_bits, plan.power_of_two);
-    store_scale(plan.scale, plan.layout, batch, row, (column + first) / plan.group_size, scale);
+    store_scale(plan.scale, plan.strides, batch, row, (column + first) / plan.group_size, scale);
     for (int64_t i = first; i < last; ++i) y[i] *= scale.multiplier;
   }
   for (int64_t i = 0; i < count; ++i) q[column + i] = float_to_e4m3(y[i]);
@@ -49,8 +49,8 @@ void quant_rows(const GatedQuantPlan& plan, int64_t batch, int64_t begin, int64_
   for (int64_t row = begin; row < end; ++row) {
     if (!in.valid(batch, row)) {
       if (!in.in_tile(batch, row)) continue;
-      for (int64_t column = 0; column < plan.layout.columns(); ++column) {
-        store_unit_scale(plan.scale, plan.layout, batch, row, column);
+      for (int64_t column = 0; column < plan.strides.columns(); ++column) {
+        store_unit_scale(plan.scale, plan.strides, batch, row, column);
       }
       continue;
     }

@@ -9,7 +9,7 @@ struct GatedQuantPlan {
   GatedPlan in;
   uint8_t* q;
   void* scale;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t group_size;
   bool power_of_two;
   bool round_activation;
@@ -24,10 +24,11 @@ struct GatedQuantCall {
 inline GatedQuantCall plan_gated_quant(const Check& check, const Tensor& gate_up,
                                        const std::optional<Tensor>& masked_m,
                                        const std::optional<Tensor>& m_indices, int64_t group_size,
-                                       int64_t scale_form, bool round_scale, bool round_activation,
-                                       int64_t alignment, const GatedOptions& options) {
+                                       int64_t scale_layout, bool round_scale,
+                                       bool round_activation, int64_t alignment,
+                                       const GatedOptions& options) {
   check.group_size(group_size);
-  const ScaleForm form = check.scale_form(scale_form);
+  const ScaleLayout form = check.scale_layout(scale_layout);
   GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, alignment, options);
   const bool batched = masked_m.has_value();
   const int64_t inter = in.plan.inter;
@@ -39,9 +40,9 @@ inline GatedQuantCall plan_gated_quant(const Check& check, const Tensor& gate_up
   GatedQuantPlan plan{in.plan,
                       static_cast<uint8_t*>(mutable_data_of(q)),
                       mutable_data_of(scale.tensor),
-                      scale.layout,
+                      scale.strides,
                       group_size,
-                      round_scale || form == ScaleForm::kPackedUe8m0,
+                      round_scale || form == ScaleLayout::kPackedUe8m0,
                       round_activation};
   return {in, q, scale.tensor, plan};
 }

@@ -14,7 +14,7 @@ struct GatedQuantSink {
 
   uint8_t* q;
   void* scale;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t rows, inter;
   bool wide;  // groups of 128, a span each; else of 32, two of them a half
   bool power_of_two, round_activation;
@@ -22,7 +22,7 @@ struct GatedQuantSink {
   explicit GatedQuantSink(const GatedQuantPlan& plan)
       : q(plan.q),
         scale(plan.scale),
-        layout(plan.layout),
+        strides(plan.strides),
         rows(plan.in.rows),
         inter(plan.in.inter),
         wide(plan.group_size == 128),
@@ -48,7 +48,7 @@ struct GatedQuantSink {
       uint32_t both = amax_bits[0] > amax_bits[1] ? amax_bits[0] : amax_bits[1];
       both = max_over(mask, max_over(mask, max_over(mask, both, 4), 2), 1);
       const GroupScale group = group_scale(both, power_of_two);
-      if (lane % kGatedLanes == 0) store_scale(scale, layout, batch, row, column / 128, group);
+      if (lane % kGatedLanes == 0) store_scale(scale, strides, batch, row, column / 128, group);
       multipliers[0] = multipliers[1] = group.multiplier;
     } else {
 #pragma unroll
@@ -57,7 +57,7 @@ struct GatedQuantSink {
         const GroupScale group = group_scale(most, power_of_two);
         const int32_t first = column + h * kGatedHalf;
         if (lane % 4 == 0 && first < inter) {
-          store_scale(scale, layout, batch, row, first / 32, group);
+          store_scale(scale, strides, batch, row, first / 32, group);
         }
         multipliers[h] = group.multiplier;
       }
@@ -77,8 +77,8 @@ struct GatedQuantSink {
 
   __device__ __forceinline__ void pad(int64_t batch, int64_t row, int64_t first,
                                       int64_t step) const {
-    for (int64_t column = first; column < layout.columns(); column += step) {
-      store_unit_scale(scale, layout, batch, row, column);
+    for (int64_t column = first; column < strides.columns(); column += step) {
+      store_unit_scale(scale, strides, batch, row, column);
     }
   }
 };

@@ -2,7 +2,7 @@
 //   gate_up            [m, 2 * intermediate] bfloat16, any strides
 //   m_indices          [m] int32 expert or -1 (padding); None: every row is valid
 //   group_size         32 or 128
-//   scale_form, round_scale  as in quant_group_fp8
+//   scale_layout, round_scale  as in quant_group_fp8
 //   round_activation   round the product to bf16 before quantising (parity with peers)
 //   alignment          rows to which segments are padded
 //   swiglu_limit       clamps gate from above and up from both sides first
@@ -10,7 +10,7 @@
 //   gemm1_clamp_limit  .. this one
 //   swizzle, bias      as in gated.h
 //   ->                 q [m, intermediate] float8_e4m3fn,
-//                      scale [m, ceil(intermediate / group_size)] in scale_form
+//                      scale [m, ceil(intermediate / group_size)] in scale_layout
 // Padding rows stay unwritten; their scales are 1 where they share a tile of `alignment` rows with
 // valid ones.
 #pragma once
@@ -21,18 +21,18 @@ namespace dgmoe {
 
 constexpr char kSiluAndMulPostQuantContigSchema[] =
     "silu_and_mul_post_quant_contig(Tensor gate_up, Tensor? m_indices=None, *, int"
-    " group_size=128, int scale_form=1, bool round_scale=False, bool round_activation=False,"
+    " group_size=128, int scale_layout=1, bool round_scale=False, bool round_activation=False,"
     " SymInt alignment=128, float? swiglu_limit=None, float? gemm1_alpha=None, float?"
     " gemm1_clamp_limit=None, int swizzle=0, Tensor? bias=None) -> (Tensor, Tensor)";
 
 inline GatedQuantCall plan_silu_and_mul_post_quant_contig(
     const Tensor& gate_up, const std::optional<Tensor>& m_indices, int64_t group_size,
-    int64_t scale_form, bool round_scale, bool round_activation, int64_t alignment,
+    int64_t scale_layout, bool round_scale, bool round_activation, int64_t alignment,
     std::optional<double> swiglu_limit, std::optional<double> gemm1_alpha,
     std::optional<double> gemm1_clamp_limit, int64_t swizzle, const std::optional<Tensor>& bias) {
   const Check check("silu_and_mul_post_quant_contig");
   return plan_gated_quant(
-      check, gate_up, std::nullopt, m_indices, group_size, scale_form, round_scale,
+      check, gate_up, std::nullopt, m_indices, group_size, scale_layout, round_scale,
       round_activation, alignment,
       {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit), swizzle, bias});
 }

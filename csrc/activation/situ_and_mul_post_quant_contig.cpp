@@ -7,11 +7,11 @@ namespace {
 
 std::tuple<Tensor, Tensor> situ_and_mul_post_quant_contig_cpu(
     const Tensor& gate_up, const std::optional<Tensor>& m_indices, double beta, double linear_beta,
-    int64_t group_size, int64_t scale_form, bool round_scale, bool round_activation,
+    int64_t group_size, int64_t scale_layout, bool round_scale, bool round_activation,
     int64_t alignment, int64_t swizzle, const std::optional<Tensor>& bias) {
   const GatedQuantCall call = plan_situ_and_mul_post_quant_contig(
-      gate_up, m_indices, beta, linear_beta, group_size, scale_form, round_scale, round_activation,
-      alignment, swizzle, bias);
+      gate_up, m_indices, beta, linear_beta, group_size, scale_layout, round_scale,
+      round_activation, alignment, swizzle, bias);
   gated_quant_cpu(call.plan);
   return {call.q, call.scale};
 }

@@ -109,10 +109,10 @@ class Check {
     same_device(arg, tensor, reference_arg, reference);
   }
 
-  ScaleForm scale_form(int64_t value) const {
-    that(value >= 0 && value <= 2, "scale_form",
+  ScaleLayout scale_layout(int64_t value) const {
+    that(value >= 0 && value <= 2, "scale_layout",
          "be 0 (fp32 row-major), 1 (fp32 MN-major) or 2 (packed UE8M0)", value);
-    return static_cast<ScaleForm>(value);
+    return static_cast<ScaleLayout>(value);
   }
 
   int64_t group_size(int64_t value) const {

@@ -30,7 +30,7 @@ DGMOE_HD int64_t contig_rows(int64_t assignments, int64_t experts, int64_t align
   return used == 0 ? 0 : alignment * (used + (assignments - used) / alignment);
 }
 
-enum class ScaleForm : int64_t {
+enum class ScaleLayout : int64_t {
   kRowMajor = 0,     // fp32 (..., mn, groups), contiguous: for exchange between ranks
   kMnMajor = 1,      // fp32 (..., mn, groups), strides (1, tma_aligned(mn)): SM90
   kPackedUe8m0 = 2,  // int32 (..., mn, ceil(groups / 4)), four exponent bytes a word, MN-major:
@@ -39,14 +39,14 @@ enum class ScaleForm : int64_t {
 
 // A scale tensor as kernels see it. Strides count elements of the tensor: fp32 values, or int32
 // words when packed.
-struct ScaleLayout {
-  ScaleForm form;
+struct ScaleStrides {
+  ScaleLayout layout;
   int64_t groups;
   int64_t batch_stride;
   int64_t row_stride;
   int64_t column_stride;
 
-  DGMOE_HD bool packed() const { return form == ScaleForm::kPackedUe8m0; }
+  DGMOE_HD bool packed() const { return layout == ScaleLayout::kPackedUe8m0; }
   DGMOE_HD int64_t columns() const { return packed() ? ceil_div(groups, kGroupsPerWord) : groups; }
   // Element offset of column `column` (a group, or a word of four groups) of row `row`.
   DGMOE_HD int64_t at(int64_t batch, int64_t row, int64_t column) const {
@@ -54,36 +54,36 @@ struct ScaleLayout {
   }
 };
 
-DGMOE_HD void store_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+DGMOE_HD void store_scale(void* base, const ScaleStrides& strides, int64_t batch, int64_t row,
                           int64_t group, const GroupScale& value) {
-  if (!layout.packed()) {
-    static_cast<float*>(base)[layout.at(batch, row, group)] = value.scale;
+  if (!strides.packed()) {
+    static_cast<float*>(base)[strides.at(batch, row, group)] = value.scale;
     return;
   }
-  const int64_t word = layout.at(batch, row, group / kGroupsPerWord);
+  const int64_t word = strides.at(batch, row, group / kGroupsPerWord);
   uint8_t* bytes = static_cast<uint8_t*>(base) + word * 4;
   bytes[group % kGroupsPerWord] = value.exponent;
-  if (group == layout.groups - 1) {
+  if (group == strides.groups - 1) {
     for (int64_t tail = group % kGroupsPerWord + 1; tail < kGroupsPerWord; ++tail) bytes[tail] = 0;
   }
 }
 
-DGMOE_HD float load_scale(const void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+DGMOE_HD float load_scale(const void* base, const ScaleStrides& strides, int64_t batch, int64_t row,
                           int64_t group) {
-  if (!layout.packed()) return static_cast<const float*>(base)[layout.at(batch, row, group)];
-  const int64_t word = layout.at(batch, row, group / kGroupsPerWord);
+  if (!strides.packed()) return static_cast<const float*>(base)[strides.at(batch, row, group)];
+  const int64_t word = strides.at(batch, row, group / kGroupsPerWord);
   return ue8m0_to_float(static_cast<const uint8_t*>(base)[word * 4 + group % kGroupsPerWord]);
 }
 
 // One scale column of a padding row that shares a tile with valid rows: scale 1, tail bytes zero.
-DGMOE_HD void store_unit_scale(void* base, const ScaleLayout& layout, int64_t batch, int64_t row,
+DGMOE_HD void store_unit_scale(void* base, const ScaleStrides& strides, int64_t batch, int64_t row,
                                int64_t column) {
-  const int64_t offset = layout.at(batch, row, column);
-  if (!layout.packed()) {
+  const int64_t offset = strides.at(batch, row, column);
+  if (!strides.packed()) {
     static_cast<float*>(base)[offset] = 1.0f;
     return;
   }
-  const int64_t left = layout.groups - column * kGroupsPerWord;
+  const int64_t left = strides.groups - column * kGroupsPerWord;
   static_cast<uint32_t*>(base)[offset] =
       left >= kGroupsPerWord ? 0x7f7f7f7fu : 0x7f7f7f7fu >> (8 * (kGroupsPerWord - left));
 }

@@ -90,16 +90,16 @@ inline void* mutable_data_of(Tensor& tensor) { return tensor.mutable_data_ptr();
 
 struct ScaleTensor {
   Tensor tensor;
-  ScaleLayout layout;
+  ScaleStrides strides;
 };
 
 // Allocates scales for (batch, mn, groups) in `form`; batch < 0 makes the tensor two-dimensional.
 // Uninitialised.
-inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleForm form,
+inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleLayout form,
                                const Tensor& like) {
-  const bool packed = form == ScaleForm::kPackedUe8m0;
+  const bool packed = form == ScaleLayout::kPackedUe8m0;
   const int64_t columns = packed ? ceil_div(groups, kGroupsPerWord) : groups;
-  const bool row_major = form == ScaleForm::kRowMajor;
+  const bool row_major = form == ScaleLayout::kRowMajor;
   const int64_t leading = row_major ? 1 : tma_aligned(mn);
   const int64_t row_stride = row_major ? columns : 1;
   const int64_t column_stride = leading;
@@ -109,23 +109,23 @@ inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleF
   Sizes sizes = batched ? Sizes{batch, mn, columns} : Sizes{mn, columns};
   Sizes strides =
       batched ? Sizes{batch_stride, row_stride, column_stride} : Sizes{row_stride, column_stride};
-  const ScaleLayout layout{form, groups, batched ? batch_stride : 0, row_stride, column_stride};
-  if (row_major || leading == mn) return {empty_strided(sizes, strides, dtype, like), layout};
+  const ScaleStrides of{form, groups, batched ? batch_stride : 0, row_stride, column_stride};
+  if (row_major || leading == mn) return {empty_strided(sizes, strides, dtype, like), of};
   // A strided allocation ends at its last element, but the slack of the last column is written too.
   Tensor whole = empty({(batched ? batch : 1) * batch_stride}, dtype, like);
   AtenTensorHandle handle = nullptr;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
       whole.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, &handle));
-  return {Tensor(handle), layout};
+  return {Tensor(handle), of};
 }
 
 // The layout of a given scale tensor (mn, columns) or (batch, mn, columns), whatever its strides.
-inline ScaleLayout scale_layout_of(const Tensor& scale, int64_t groups) {
+inline ScaleStrides scale_strides_of(const Tensor& scale, int64_t groups) {
   const int64_t dim = scale.dim();
   const bool packed = dtype_of(scale) == ScalarType::Int;
-  const ScaleForm form = packed                       ? ScaleForm::kPackedUe8m0
-                         : scale.stride(dim - 1) == 1 ? ScaleForm::kRowMajor
-                                                      : ScaleForm::kMnMajor;
+  const ScaleLayout form = packed                       ? ScaleLayout::kPackedUe8m0
+                           : scale.stride(dim - 1) == 1 ? ScaleLayout::kRowMajor
+                                                        : ScaleLayout::kMnMajor;
   return {form, groups, dim == 3 ? scale.stride(0) : 0, scale.stride(dim - 2),
           scale.stride(dim - 1)};
 }

@@ -16,13 +16,13 @@ enum class GemmLayout : int32_t {
 };
 
 struct GroupedGemmPlan {
-  const void* a;        // e4m3 bytes or bf16, contiguous
-  ScaleLayout a_scale;  // with a_scale_data null for bf16
+  const void* a;         // e4m3 bytes or bf16, contiguous
+  ScaleStrides a_scale;  // with a_scale_data null for bf16
   const void* a_scale_data;
   int64_t a_gran_k;
   const void* b;  // as a, or two e2m1 codes a byte where b_fp4: rows of k / 2 bytes
   bool b_fp4;
-  ScaleLayout b_scale;
+  ScaleStrides b_scale;
   const void* b_scale_data;
   int64_t b_gran_mn, b_gran_k;
   const int32_t* row_info;  // masked_m [E] or m_indices [m]; null for a dense GEMM
@@ -124,10 +124,10 @@ inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor&
     check.size("b_scale", b_scale, 0, plan.experts, "the experts of b");
   }
   check.scale("b_scale", b_scale, dense ? 2 : 3, ceil_div(plan.n, grain_b.mn), b_groups, "b");
-  plan.a_scale = scale_layout_of(a_scale, a_groups);
+  plan.a_scale = scale_strides_of(a_scale, a_groups);
   plan.a_scale_data = data_of(a_scale);
   plan.a_gran_k = grain_a.k;
-  plan.b_scale = scale_layout_of(b_scale, b_groups);
+  plan.b_scale = scale_strides_of(b_scale, b_groups);
   plan.b_scale_data = data_of(b_scale);
   plan.b_gran_mn = grain_b.mn;
   plan.b_gran_k = grain_b.k;

@@ -18,7 +18,7 @@ struct Operand {
   const void* data;
   bool fp4;
   const void* scale;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t gran_mn, gran_k, k;
 };
 
@@ -77,7 +77,7 @@ DGMOE_INLINE void widen(const Operand& x, int64_t row, int64_t batch, int64_t sc
   int64_t group_end = (group + 1) * x.gran_k;
   for (int64_t column = begin; column < end; ++group, group_end += x.gran_k) {
     const int64_t count = std::min(end, group_end) - column;
-    const float scale = load_scale(x.scale, x.layout, batch, block, group);
+    const float scale = load_scale(x.scale, x.strides, batch, block, group);
     if (x.fp4) {
       widen_e2m1(bytes + (base + column) / 2, count, scale, out);
     } else {

@@ -32,7 +32,7 @@ void finish_segment(const EpScatterPlan& plan, int64_t expert) {
   const int64_t end = begin + round_up(plan.counts[expert], plan.alignment);
   for (int64_t row = begin; row < valid; ++row) plan.m_indices[row] = static_cast<int32_t>(expert);
   for (int64_t row = valid; row < end; ++row) plan.m_indices[row] = -1;
-  store_unit_scales(plan.scale, plan.layout, 0, valid, end);
+  store_unit_scales(plan.scale, plan.strides, 0, valid, end);
 }
 
 void copy_token(const EpScatterPlan& plan, int64_t token) {
@@ -42,24 +42,24 @@ void copy_token(const EpScatterPlan& plan, int64_t token) {
     if (dst < 0) continue;
     std::memcpy(static_cast<uint8_t*>(plan.rows) + dst * plan.row_bytes, x,
                 static_cast<size_t>(plan.row_bytes));
-    for (int64_t column = 0; column < plan.layout.columns(); ++column) {
-      static_cast<uint32_t*>(plan.scale)[plan.layout.at(0, dst, column)] =
-          static_cast<const uint32_t*>(plan.x_scale)[plan.x_layout.at(0, token, column)];
+    for (int64_t column = 0; column < plan.strides.columns(); ++column) {
+      static_cast<uint32_t*>(plan.scale)[plan.strides.at(0, dst, column)] =
+          static_cast<const uint32_t*>(plan.x_scale)[plan.x_strides.at(0, token, column)];
     }
   }
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cpu(
     const Tensor& x, std::optional<Tensor> x_scale, const Tensor& topk_ids,
-    int64_t num_local_experts, int64_t expert_start, int64_t scale_form, int64_t alignment) {
-  EpScatterCall call =
-      plan_ep_scatter(x, x_scale, topk_ids, num_local_experts, expert_start, scale_form, alignment);
+    int64_t num_local_experts, int64_t expert_start, int64_t scale_layout, int64_t alignment) {
+  EpScatterCall call = plan_ep_scatter(x, x_scale, topk_ids, num_local_experts, expert_start,
+                                       scale_layout, alignment);
   const EpScatterPlan& plan = call.plan;
   // m_max 0 leaves the bare ranks in src2dst.
   rank_rows(DispatchIndexPlan{plan.ids, plan.tokens, plan.top_k, plan.num_local_experts, 0,
                               plan.expert_start, plan.counts, plan.src2dst});
   place_segments(plan);
-  const int64_t padding = plan.alignment * (plan.layout.columns() + 1);
+  const int64_t padding = plan.alignment * (plan.strides.columns() + 1);
   parallel_items(plan.num_local_experts, padding, [&](int64_t begin, int64_t end) {
     for (int64_t expert = begin; expert < end; ++expert) finish_segment(plan, expert);
   });

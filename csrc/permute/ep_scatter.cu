@@ -18,7 +18,7 @@ __device__ void finish_segments(const EpScatterPlan& plan, unsigned segment_bloc
     for (int64_t row = begin + threadIdx.x; row < end; row += kThreads) {
       plan.m_indices[row] = row < valid ? static_cast<int32_t>(e) : -1;
     }
-    store_unit_scales(plan.scale, plan.layout, 0, valid, end, threadIdx.x, kThreads);
+    store_unit_scales(plan.scale, plan.strides, 0, valid, end, threadIdx.x, kThreads);
   }
   const int64_t used =
       plan.offsets[experts - 1] + round_up(plan.counts[experts - 1], plan.alignment);
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kThreads)
     return;
   }
   const int64_t pieces = ceil_div(plan.row_bytes, kPieceBytes);
-  const int64_t parts = pieces + plan.layout.columns();
+  const int64_t parts = pieces + plan.strides.columns();
   const int64_t items = plan.tokens * parts;
   const int64_t step = static_cast<int64_t>(gridDim.x - segment_blocks) * kThreads;
   const bool aligned_in = plan.x_row_bytes % kPieceBytes == 0;
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(kThreads)
     if (part >= pieces) {
       const int64_t column = part - pieces;
       const uint32_t word =
-          static_cast<const uint32_t*>(plan.x_scale)[plan.x_layout.at(0, token, column)];
+          static_cast<const uint32_t*>(plan.x_scale)[plan.x_strides.at(0, token, column)];
       for_each_row(slots, plan.top_k, [&](int64_t row) {
-        static_cast<uint32_t*>(plan.scale)[plan.layout.at(0, row, column)] = word;
+        static_cast<uint32_t*>(plan.scale)[plan.strides.at(0, row, column)] = word;
       });
       continue;
     }
@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(kThreads)
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cuda(
     const Tensor& x, std::optional<Tensor> x_scale, const Tensor& topk_ids,
-    int64_t num_local_experts, int64_t expert_start, int64_t scale_form, int64_t alignment) {
+    int64_t num_local_experts, int64_t expert_start, int64_t scale_layout, int64_t alignment) {
   const CudaScope scope(x);
-  EpScatterCall call =
-      plan_ep_scatter(x, x_scale, topk_ids, num_local_experts, expert_start, scale_form, alignment);
+  EpScatterCall call = plan_ep_scatter(x, x_scale, topk_ids, num_local_experts, expert_start,
+                                       scale_layout, alignment);
   const EpScatterPlan& plan = call.plan;
   if (plan.tokens * plan.top_k > 0) {
     const DispatchIndexPlan index{plan.ids, plan.tokens,  plan.top_k,  num_local_experts,
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cuda(
     rank_rows(scope, index, topk_ids, Segments{plan.offsets, alignment});
   }
   if (plan.all_rows > 0) {
-    const int64_t parts = ceil_div(plan.row_bytes, kPieceBytes) + plan.layout.columns();
+    const int64_t parts = ceil_div(plan.row_bytes, kPieceBytes) + plan.strides.columns();
     const unsigned segment_blocks = grid_for(num_local_experts, 8);
     const unsigned grid = segment_blocks + grid_for(ceil_div(plan.tokens * parts, kThreads), 32);
     DGMOE_LAUNCH(fill_segments_kernel, grid, kThreads, 0, scope, plan, segment_blocks);

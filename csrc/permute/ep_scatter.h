@@ -3,9 +3,9 @@
 //   x_scale      [tokens, groups] float32 or [tokens, words] int32 (packed UE8M0), any strides;
 //                None for bfloat16
 //   topk_ids, num_local_experts, expert_start  as in moe_dispatch_index
-//   scale_form   of the result: 0 or 1 for float32 scales, 2 for packed ones
+//   scale_layout of the result: 0 or 1 for float32 scales, 2 for packed ones
 //   alignment    rows to which a segment is padded, a multiple of 4
-//   ->           rows [M, k] dtype of x, scale [M, columns] in scale_form (or [0] float32),
+//   ->           rows [M, k] dtype of x, scale [M, columns] in scale_layout (or [0] float32),
 //                m_indices [M] int32 expert or -1, src2dst [tokens, top_k] int32 row or -1
 // M = alignment * (n + (A - n) // alignment), A = tokens * top_k, n = min(A, E): what the worst
 // routing needs. Row order is token order; a token that names an expert twice has one row, shared
@@ -18,7 +18,7 @@ namespace dgmoe {
 
 constexpr char kEpScatterSchema[] =
     "ep_scatter(Tensor x, Tensor? x_scale, Tensor topk_ids, SymInt num_local_experts, *, SymInt"
-    " expert_start=0, int scale_form=1, SymInt alignment=128) -> (Tensor, Tensor, Tensor,"
+    " expert_start=0, int scale_layout=1, SymInt alignment=128) -> (Tensor, Tensor, Tensor,"
     " Tensor)";
 
 struct EpScatterPlan {
@@ -27,10 +27,10 @@ struct EpScatterPlan {
   const void* x;
   int64_t x_row_bytes, row_bytes;  // between rows of x; of one row
   const void* x_scale;             // null for bf16
-  ScaleLayout x_layout;
+  ScaleStrides x_strides;
   void* rows;
   void* scale;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int32_t* m_indices;
   int32_t* src2dst;
   int32_t* counts;   // [E] scratch
@@ -45,7 +45,8 @@ struct EpScatterCall {
 
 inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor>& x_scale,
                                      const Tensor& topk_ids, int64_t num_local_experts,
-                                     int64_t expert_start, int64_t scale_form, int64_t alignment) {
+                                     int64_t expert_start, int64_t scale_layout,
+                                     int64_t alignment) {
   const Check check("ep_scatter");
   check.dtype("x", x, {ScalarType::Float8_e4m3fn, ScalarType::BFloat16});
   check.dim("x", x, 2, "(tokens, k)");
@@ -57,7 +58,7 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
   check.size("topk_ids", topk_ids, 0, x.size(0), "the tokens of x");
   check.count("num_local_experts", num_local_experts);
   check.at_least("expert_start", expert_start, 0);
-  const ScaleForm form = check.scale_form(scale_form);
+  const ScaleLayout form = check.scale_layout(scale_layout);
   // Bounded, so that no row count can wrap.
   check.that(alignment > 0 && alignment % kTmaElements == 0 && alignment <= INT32_MAX, "alignment",
              "be a positive multiple of 4 below 2^31", alignment);
@@ -68,9 +69,9 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
     check.size("x_scale", *x_scale, 0, x.size(0), "the tokens of x");
     check.same_device("x_scale", *x_scale, "x", x);
     const bool packed = dtype_of(*x_scale) == ScalarType::Int;
-    check.that(packed == (form == ScaleForm::kPackedUe8m0), "scale_form",
+    check.that(packed == (form == ScaleLayout::kPackedUe8m0), "scale_layout",
                packed ? "be 2 for int32 (packed UE8M0) x_scale" : "be 0 or 1 for float32 x_scale",
-               scale_form);
+               scale_layout);
     groups = x_scale->size(1) * (packed ? kGroupsPerWord : 1);
   }
   const int64_t tokens = x.size(0);
@@ -97,10 +98,10 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
                      in.stride(0) * element,
                      x.size(1) * element,
                      quantized ? data_of(*x_scale) : nullptr,
-                     quantized ? scale_layout_of(*x_scale, groups) : ScaleLayout{},
+                     quantized ? scale_strides_of(*x_scale, groups) : ScaleStrides{},
                      mutable_data_of(rows),
                      mutable_data_of(scale.tensor),
-                     scale.layout,
+                     scale.strides,
                      static_cast<int32_t*>(mutable_data_of(m_indices)),
                      static_cast<int32_t*>(mutable_data_of(src2dst)),
                      static_cast<int32_t*>(mutable_data_of(counts)),

@@ -19,11 +19,11 @@ constexpr int64_t kMaxGroupSize = 128;
 
 // Writes the bytes of the row to `q` and its scales to row `row` of slab `batch`.
 DGMOE_CPU_CLONES
-static void quantize_row(const QuantRow& in, uint8_t* q, void* scale, const ScaleLayout& layout,
+static void quantize_row(const QuantRow& in, uint8_t* q, void* scale, const ScaleStrides& strides,
                          int64_t batch, int64_t row) {
   float values[kMaxGroupSize];
   uint8_t bytes[kMaxGroupSize];
-  for (int64_t group = 0; group < layout.groups; ++group) {
+  for (int64_t group = 0; group < strides.groups; ++group) {
     const int64_t begin = group * in.group_size;
     const int64_t left = in.padded_k - begin;
     const int64_t columns = left < in.group_size ? left : in.group_size;
@@ -47,16 +47,16 @@ static void quantize_row(const QuantRow& in, uint8_t* q, void* scale, const Scal
     // Not by quantising zeros: a group with a NaN would spill it into the padding.
     std::memcpy(q + begin, bytes, static_cast<size_t>(valid));
     std::memset(q + begin + valid, 0, static_cast<size_t>(columns - valid));
-    store_scale(scale, layout, batch, row, group, group_scales);
+    store_scale(scale, strides, batch, row, group, group_scales);
   }
 }
 
 // Copies the scales of one row to another place of the same tensor.
-inline void copy_scale_row(void* scale, const ScaleLayout& layout, int64_t from_batch,
+inline void copy_scale_row(void* scale, const ScaleStrides& strides, int64_t from_batch,
                            int64_t from_row, int64_t to_batch, int64_t to_row) {
   uint32_t* words = static_cast<uint32_t*>(scale);
-  for (int64_t column = 0; column < layout.columns(); ++column) {
-    words[layout.at(to_batch, to_row, column)] = words[layout.at(from_batch, from_row, column)];
+  for (int64_t column = 0; column < strides.columns(); ++column) {
+    words[strides.at(to_batch, to_row, column)] = words[strides.at(from_batch, from_row, column)];
   }
 }
 

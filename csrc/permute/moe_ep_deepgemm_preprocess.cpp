@@ -15,7 +15,7 @@ void write_first_row(const PreprocessPlan& plan, int64_t token, int64_t dst) {
     return;
   }
   const QuantRow in{x, true, plan.k, plan.padded_k, plan.group_size, plan.power_of_two};
-  quantize_row(in, static_cast<uint8_t*>(plan.rows) + dst * plan.padded_k, plan.scale, plan.layout,
+  quantize_row(in, static_cast<uint8_t*>(plan.rows) + dst * plan.padded_k, plan.scale, plan.strides,
                dst / plan.index.m_max, dst % plan.index.m_max);
 }
 
@@ -35,7 +35,8 @@ void place_token(const PreprocessPlan& plan, int64_t token) {
       continue;
     }
     std::memcpy(rows + dst * row_bytes, rows + first * row_bytes, static_cast<size_t>(row_bytes));
-    copy_scale_row(plan.scale, plan.layout, first / m_max, first % m_max, dst / m_max, dst % m_max);
+    copy_scale_row(plan.scale, plan.strides, first / m_max, first % m_max, dst / m_max,
+                   dst % m_max);
   }
 }
 
@@ -43,22 +44,22 @@ void pad_scales(const PreprocessPlan& plan, int64_t expert) {
   const int64_t valid = plan.index.masked_m[expert];
   const int64_t tile_end = round_up(valid, kTileRows);
   const int64_t end = tile_end < plan.index.m_max ? tile_end : plan.index.m_max;
-  store_unit_scales(plan.scale, plan.layout, expert, valid, end);
+  store_unit_scales(plan.scale, plan.strides, expert, valid, end);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_ep_deepgemm_preprocess_cpu(
     const Tensor& hidden_states, const Tensor& topk_ids, int64_t num_local_experts,
-    int64_t expert_start, int64_t group_size, int64_t scale_form, bool round_scale,
+    int64_t expert_start, int64_t group_size, int64_t scale_layout, bool round_scale,
     std::optional<int64_t> padded_k, std::optional<int64_t> m_max) {
   MoeEpDeepgemmPreprocessCall call =
       plan_moe_ep_deepgemm_preprocess(hidden_states, topk_ids, num_local_experts, expert_start,
-                                      group_size, scale_form, round_scale, padded_k, m_max);
+                                      group_size, scale_layout, round_scale, padded_k, m_max);
   const PreprocessPlan& plan = call.plan;
   rank_rows(plan.index);
   parallel_items(plan.index.tokens, plan.padded_k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) place_token(plan, token);
   });
-  const int64_t scales = plan.layout.columns() * kTileRows;
+  const int64_t scales = plan.strides.columns() * kTileRows;
   parallel_items(plan.index.num_local_experts, scales, [&](int64_t begin, int64_t end) {
     for (int64_t expert = begin; expert < end; ++expert) pad_scales(plan, expert);
   });

@@ -18,7 +18,7 @@ __device__ void pad_scales(const PreprocessPlan& plan, unsigned pad_blocks) {
     const int64_t valid = plan.index.masked_m[expert];
     const int64_t tile_end = round_up(valid, kTileRows);
     const int64_t end = tile_end < plan.index.m_max ? tile_end : plan.index.m_max;
-    store_unit_scales(plan.scale, plan.layout, expert, valid, end,
+    store_unit_scales(plan.scale, plan.strides, expert, valid, end,
                       part % kPadBlocks * kThreads + threadIdx.x, kPadBlocks * kThreads);
   }
 }
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t top_k = plan.index.top_k;
   const int64_t m_max = plan.index.m_max;
-  const int64_t groups = plan.layout.groups;
+  const int64_t groups = plan.strides.groups;
   const int64_t items = plan.index.tokens * groups;
   const int64_t step = static_cast<int64_t>(gridDim.x - pad_blocks) * (kThreads / kLanes);
   const int lane = threadIdx.x % kLanes;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t row = __ldg(slots + slot);
       if (row < 0) continue;
       const int64_t expert = row / m_max;
-      store_scale(plan.scale, plan.layout, expert, row - expert * m_max, group, piece.scale);
+      store_scale(plan.scale, plan.strides, expert, row - expert * m_max, group, piece.scale);
     }
   }
 }
@@ -93,7 +93,7 @@ __global__ void __launch_bounds__(kThreads) fill_bf16_kernel(PreprocessPlan plan
 
 template <int kLanes>
 void launch_quantized(const CudaScope& scope, const PreprocessPlan& plan) {
-  const int64_t threads = plan.index.tokens * plan.layout.groups * kLanes;
+  const int64_t threads = plan.index.tokens * plan.strides.groups * kLanes;
   if (threads == 0) return;
   const unsigned pad_blocks = grid_for(plan.index.num_local_experts * kPadBlocks, 32);
   const unsigned grid = pad_blocks + grid_for(ceil_div(threads, kThreads), 32);
@@ -102,12 +102,12 @@ void launch_quantized(const CudaScope& scope, const PreprocessPlan& plan) {
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> moe_ep_deepgemm_preprocess_cuda(
     const Tensor& hidden_states, const Tensor& topk_ids, int64_t num_local_experts,
-    int64_t expert_start, int64_t group_size, int64_t scale_form, bool round_scale,
+    int64_t expert_start, int64_t group_size, int64_t scale_layout, bool round_scale,
     std::optional<int64_t> padded_k, std::optional<int64_t> m_max) {
   const CudaScope scope(hidden_states);
   MoeEpDeepgemmPreprocessCall call =
       plan_moe_ep_deepgemm_preprocess(hidden_states, topk_ids, num_local_experts, expert_start,
-                                      group_size, scale_form, round_scale, padded_k, m_max);
+                                      group_size, scale_layout, round_scale, padded_k, m_max);
   const PreprocessPlan& plan = call.plan;
   rank_rows(scope, plan.index, topk_ids);
   if (group_size == 128) {

@@ -6,9 +6,9 @@ namespace dgmoe {
 namespace {
 
 std::tuple<Tensor, Tensor> quant_group_fp8_cpu(const Tensor& x, int64_t group_size,
-                                               int64_t scale_form, bool round_scale,
+                                               int64_t scale_layout, bool round_scale,
                                                std::optional<int64_t> padded_k) {
-  QuantGroupFp8Call call = plan_quant_group_fp8(x, group_size, scale_form, round_scale, padded_k);
+  QuantGroupFp8Call call = plan_quant_group_fp8(x, group_size, scale_layout, round_scale, padded_k);
   const QuantGroupFp8Plan& plan = call.plan;
   const int64_t row_bytes = plan.row_stride * (plan.is_bf16 ? 2 : 4);
   parallel_items(plan.rows, plan.padded_k, [&](int64_t begin, int64_t end) {
@@ -19,7 +19,7 @@ std::tuple<Tensor, Tensor> quant_group_fp8_cpu(const Tensor& x, int64_t group_si
                         plan.padded_k,
                         plan.group_size,
                         plan.power_of_two};
-      quantize_row(in, plan.q + row * plan.padded_k, plan.scale, plan.layout, 0, row);
+      quantize_row(in, plan.q + row * plan.padded_k, plan.scale, plan.strides, 0, row);
     }
   });
   return {call.q, call.scale};

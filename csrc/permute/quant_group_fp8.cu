@@ -10,7 +10,7 @@ constexpr int kThreads = 256;
 
 template <int kLanes, typename Element>
 __global__ void __launch_bounds__(kThreads) quant_group_fp8_kernel(QuantGroupFp8Plan plan) {
-  const int64_t groups = plan.layout.groups;
+  const int64_t groups = plan.strides.groups;
   const int64_t items = plan.rows * groups;
   const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes);
   const int lane = threadIdx.x % kLanes;
@@ -33,13 +33,13 @@ __global__ void __launch_bounds__(kThreads) quant_group_fp8_kernel(QuantGroupFp8
     if (column < plan.padded_k) {
       store_piece(plan.q + row * plan.padded_k, column, plan.padded_k, aligned_out, piece.bytes);
     }
-    if (lane == 0) store_scale(plan.scale, plan.layout, 0, row, group, piece.scale);
+    if (lane == 0) store_scale(plan.scale, plan.strides, 0, row, group, piece.scale);
   }
 }
 
 template <int kLanes>
 void launch(const CudaScope& scope, const QuantGroupFp8Plan& plan) {
-  const int64_t threads = plan.rows * plan.layout.groups * kLanes;
+  const int64_t threads = plan.rows * plan.strides.groups * kLanes;
   const unsigned grid = grid_for(ceil_div(threads, kThreads), 32);
   if (plan.is_bf16) {
     const auto kernel = quant_group_fp8_kernel<kLanes, uint16_t>;
@@ -51,10 +51,10 @@ void launch(const CudaScope& scope, const QuantGroupFp8Plan& plan) {
 }
 
 std::tuple<Tensor, Tensor> quant_group_fp8_cuda(const Tensor& x, int64_t group_size,
-                                                int64_t scale_form, bool round_scale,
+                                                int64_t scale_layout, bool round_scale,
                                                 std::optional<int64_t> padded_k) {
   const CudaScope scope(x);
-  QuantGroupFp8Call call = plan_quant_group_fp8(x, group_size, scale_form, round_scale, padded_k);
+  QuantGroupFp8Call call = plan_quant_group_fp8(x, group_size, scale_layout, round_scale, padded_k);
   if (group_size == 128) {
     launch<128 / kThreadColumns>(scope, call.plan);
   } else {

@@ -1,11 +1,11 @@
 // quant_group_fp8: rows to e4m3 with one scale a group of consecutive columns.
 //   x            [rows, k] bfloat16 or float32, any strides
 //   group_size   32 or 128
-//   scale_form   0 fp32 row-major, 1 fp32 MN-major TMA-aligned, 2 packed UE8M0 MN-major
+//   scale_layout 0 fp32 row-major, 1 fp32 MN-major TMA-aligned, 2 packed UE8M0 MN-major
 //   round_scale  round fp32 scales up to powers of two; packed ones always are
 //   padded_k     columns of the result, zero from k on
 //   ->           q [rows, padded_k] float8_e4m3fn,
-//                scale [rows, ceil(padded_k / group_size)] in scale_form
+//                scale [rows, ceil(padded_k / group_size)] in scale_layout
 // a = max(amax, 1e-10); scale a * fl(1/448) and multiplier 448 / a, or scale 2^ceil(log2(a / 448))
 // and multiplier its inverse; values saturate at 448. A group with an inf or NaN gets scale NaN
 // (byte 255) and NaN bytes.
@@ -16,7 +16,7 @@
 namespace dgmoe {
 
 constexpr char kQuantGroupFp8Schema[] =
-    "quant_group_fp8(Tensor x, int group_size, int scale_form, bool round_scale=False, SymInt?"
+    "quant_group_fp8(Tensor x, int group_size, int scale_layout, bool round_scale=False, SymInt?"
     " padded_k=None) -> (Tensor, Tensor)";
 
 struct QuantGroupFp8Plan {
@@ -25,7 +25,7 @@ struct QuantGroupFp8Plan {
   int64_t row_stride;
   uint8_t* q;
   void* scale;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t rows, k, padded_k, group_size;
   bool power_of_two;
 };
@@ -37,13 +37,13 @@ struct QuantGroupFp8Call {
 };
 
 inline QuantGroupFp8Call plan_quant_group_fp8(const Tensor& x, int64_t group_size,
-                                              int64_t scale_form, bool round_scale,
+                                              int64_t scale_layout, bool round_scale,
                                               std::optional<int64_t> padded_k) {
   const Check check("quant_group_fp8");
   check.dtype("x", x, {ScalarType::BFloat16, ScalarType::Float});
   check.dim("x", x, 2, "(rows, k)");
   check.group_size(group_size);
-  const ScaleForm form = check.scale_form(scale_form);
+  const ScaleLayout form = check.scale_layout(scale_layout);
   const int64_t rows = x.size(0);
   const int64_t k = x.size(1);
   const int64_t width = check.padded("padded_k", padded_k, k);
@@ -55,12 +55,12 @@ inline QuantGroupFp8Call plan_quant_group_fp8(const Tensor& x, int64_t group_siz
                          in.stride(0),
                          static_cast<uint8_t*>(mutable_data_of(q)),
                          mutable_data_of(scale.tensor),
-                         scale.layout,
+                         scale.strides,
                          rows,
                          k,
                          width,
                          group_size,
-                         round_scale || form == ScaleForm::kPackedUe8m0};
+                         round_scale || form == ScaleLayout::kPackedUe8m0};
   return {in, q, scale.tensor, plan};
 }
 

@@ -77,17 +77,17 @@ __device__ __forceinline__ void for_each_row(const int32_t* rows, int64_t top_k,
 }
 
 // Gives the padding rows [begin, end) scale 1; `thread` of `threads` take part.
-__device__ __forceinline__ void store_unit_scales(void* scale, const ScaleLayout& layout,
+__device__ __forceinline__ void store_unit_scales(void* scale, const ScaleStrides& strides,
                                                   int64_t batch, int64_t begin, int64_t end,
                                                   int64_t thread, int64_t threads) {
-  const int64_t columns = layout.columns();
+  const int64_t columns = strides.columns();
   const int64_t rows = end - begin;
-  const bool rows_first = layout.row_stride == 1;
+  const bool rows_first = strides.row_stride == 1;
   const int64_t fast = rows_first ? rows : columns;
   for (int64_t i = thread; i < rows * columns; i += threads) {
     const int64_t outer = i / fast;
     const int64_t inner = i - outer * fast;
-    store_unit_scale(scale, layout, batch, begin + (rows_first ? inner : outer),
+    store_unit_scale(scale, strides, batch, begin + (rows_first ? inner : outer),
                      rows_first ? outer : inner);
   }
 }

@@ -30,11 +30,11 @@ inline void rank_rows(const DispatchIndexPlan& plan) {
 }
 
 // Gives the padding rows [begin, end) scale 1.
-inline void store_unit_scales(void* scale, const ScaleLayout& layout, int64_t batch, int64_t begin,
-                              int64_t end) {
-  for (int64_t column = 0; column < layout.columns(); ++column) {
+inline void store_unit_scales(void* scale, const ScaleStrides& strides, int64_t batch,
+                              int64_t begin, int64_t end) {
+  for (int64_t column = 0; column < strides.columns(); ++column) {
     for (int64_t row = begin; row < end; ++row) {
-      store_unit_scale(scale, layout, batch, row, column);
+      store_unit_scale(scale, strides, batch, row, column);
     }
   }
 }

@@ -18,9 +18,9 @@ void align_bands(const AlignScalePlan& plan, int64_t begin, int64_t end) {
     const int64_t first = i % bands * kBand;
     const int64_t last = std::min(first + kBand, plan.padded_rows);
     const int64_t valid = std::min(last, plan.rows);
-    for (int64_t group = 0; group < plan.layout.groups; ++group) {
+    for (int64_t group = 0; group < plan.strides.groups; ++group) {
       const float* in = plan.in + batch * plan.in_batch_stride + group * plan.in_group_stride;
-      float* out = plan.out + plan.layout.at(batch, 0, group);
+      float* out = plan.out + plan.strides.at(batch, 0, group);
       for (int64_t row = first; row < valid; ++row) out[row] = in[row * plan.in_row_stride];
       for (int64_t row = valid; row < last; ++row) out[row] = 1.0f;
     }
@@ -30,7 +30,7 @@ void align_bands(const AlignScalePlan& plan, int64_t begin, int64_t end) {
 Tensor align_scale_cpu(const Tensor& scale) {
   AlignScaleCall call = plan_align_scale(scale);
   const AlignScalePlan& plan = call.plan;
-  parallel_items(plan.batches * ceil_div(plan.padded_rows, kBand), kBand * plan.layout.groups,
+  parallel_items(plan.batches * ceil_div(plan.padded_rows, kBand), kBand * plan.strides.groups,
                  [&](int64_t begin, int64_t end) { align_bands(plan, begin, end); });
   return call.out;
 }

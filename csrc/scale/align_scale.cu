@@ -13,7 +13,7 @@ struct AlignTiles {
 
   explicit AlignTiles(const AlignScalePlan& plan)
       : rows(ceil_div(plan.padded_rows, kTile)),
-        groups(ceil_div(plan.layout.groups, kTile)),
+        groups(ceil_div(plan.strides.groups, kTile)),
         count(plan.batches * rows * groups) {}
 };
 
@@ -32,15 +32,15 @@ __global__ void __launch_bounds__(kTile* kLines)
       const int g = along_groups ? threadIdx.x : line;
       const int64_t row = first_row + r;
       const int64_t group = first_group + g;
-      const bool exists = row < plan.rows && group < plan.layout.groups;
+      const bool exists = row < plan.rows && group < plan.strides.groups;
       tile[g][r] = exists ? in[row * plan.in_row_stride + group * plan.in_group_stride] : 1.0f;
     }
     __syncthreads();
     const int64_t row = first_row + threadIdx.x;
     for (int line = threadIdx.y; line < kTile; line += kLines) {
       const int64_t group = first_group + line;
-      if (row < plan.padded_rows && group < plan.layout.groups) {
-        plan.out[plan.layout.at(batch, row, group)] = tile[line][threadIdx.x];
+      if (row < plan.padded_rows && group < plan.strides.groups) {
+        plan.out[plan.strides.at(batch, row, group)] = tile[line][threadIdx.x];
       }
     }
     __syncthreads();

@@ -14,7 +14,7 @@ struct AlignScalePlan {
   const float* in;
   int64_t in_batch_stride, in_row_stride, in_group_stride;
   float* out;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t batches, rows, padded_rows;
 };
 
@@ -31,13 +31,13 @@ inline AlignScaleCall plan_align_scale(const Tensor& scale) {
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
   ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
-                                ScaleForm::kMnMajor, scale);
+                                ScaleLayout::kMnMajor, scale);
   AlignScalePlan plan{static_cast<const float*>(data_of(scale)),
                       batched ? scale.stride(0) : 0,
                       scale.stride(d),
                       scale.stride(d + 1),
                       static_cast<float*>(mutable_data_of(out.tensor)),
-                      out.layout,
+                      out.strides,
                       batched ? scale.size(0) : 1,
                       rows,
                       tma_aligned(rows)};

@@ -7,20 +7,20 @@ namespace {
 
 DGMOE_CPU_CLONES
 void pack_rows(const PackUe8m0Plan& plan, int64_t batch, int64_t begin, int64_t end) {
-  const ScaleLayout& layout = plan.layout;
-  for (int64_t column = 0; column < layout.columns(); ++column) {
+  const ScaleStrides& strides = plan.strides;
+  for (int64_t column = 0; column < strides.columns(); ++column) {
     for (int64_t row = begin; row < end; ++row) {
       if (row >= plan.rows) {
-        store_unit_scale(plan.out, layout, batch, row, column);
+        store_unit_scale(plan.out, strides, batch, row, column);
         continue;
       }
       uint32_t word = 0;
       for (int64_t byte = 0; byte < kGroupsPerWord; ++byte) {
         const int64_t group = column * kGroupsPerWord + byte;
-        if (group >= layout.groups) break;
+        if (group >= strides.groups) break;
         word |= static_cast<uint32_t>(plan.exponent(batch, row, group)) << (8 * byte);
       }
-      static_cast<uint32_t*>(plan.out)[layout.at(batch, row, column)] = word;
+      static_cast<uint32_t*>(plan.out)[strides.at(batch, row, column)] = word;
     }
   }
 }
@@ -29,7 +29,7 @@ Tensor pack_ue8m0_cpu(const Tensor& scale) {
   PackUe8m0Call call = plan_pack_ue8m0(scale);
   const PackUe8m0Plan& plan = call.plan;
   for (int64_t batch = 0; batch < plan.batches; ++batch) {
-    parallel_items(plan.padded_rows, plan.layout.groups,
+    parallel_items(plan.padded_rows, plan.strides.groups,
                    [&](int64_t begin, int64_t end) { pack_rows(plan, batch, begin, end); });
   }
   return call.out;

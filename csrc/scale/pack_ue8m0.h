@@ -18,7 +18,7 @@ struct PackUe8m0Plan {
   bool is_float;
   int64_t in_batch_stride, in_row_stride, in_group_stride;
   void* out;
-  ScaleLayout layout;
+  ScaleStrides strides;
   int64_t batches, rows, padded_rows;
 
   DGMOE_HD uint8_t exponent(int64_t batch, int64_t row, int64_t group) const {
@@ -41,14 +41,14 @@ inline PackUe8m0Call plan_pack_ue8m0(const Tensor& scale) {
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
   ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
-                                ScaleForm::kPackedUe8m0, scale);
+                                ScaleLayout::kPackedUe8m0, scale);
   PackUe8m0Plan plan{data_of(scale),
                      dtype_of(scale) == ScalarType::Float,
                      batched ? scale.stride(0) : 0,
                      scale.stride(d),
                      scale.stride(d + 1),
                      mutable_data_of(out.tensor),
-                     out.layout,
+                     out.strides,
                      batched ? scale.size(0) : 1,
                      rows,
                      tma_aligned(rows)};

@@ -7,13 +7,13 @@ namespace {
 
 // `begin` and `end` count rows of all batches.
 void unpack_rows(const UnpackUe8m0Plan& plan, int64_t begin, int64_t end) {
-  const ScaleLayout& layout = plan.layout;
+  const ScaleStrides& strides = plan.strides;
   for (int64_t i = begin; i < end; ++i) {
     const int64_t batch = i / plan.rows;
     const int64_t row = i % plan.rows;
-    float* out = plan.out + i * layout.groups;
-    for (int64_t group = 0; group < layout.groups; ++group) {
-      out[group] = load_scale(plan.in, layout, batch, row, group);
+    float* out = plan.out + i * strides.groups;
+    for (int64_t group = 0; group < strides.groups; ++group) {
+      out[group] = load_scale(plan.in, strides, batch, row, group);
     }
   }
 }

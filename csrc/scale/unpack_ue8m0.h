@@ -13,7 +13,7 @@ constexpr char kUnpackUe8m0Schema[] = "unpack_ue8m0(Tensor packed, SymInt groups
 
 struct UnpackUe8m0Plan {
   const void* in;
-  ScaleLayout layout;
+  ScaleStrides strides;
   float* out;
   int64_t batches, rows;
 };
@@ -33,7 +33,7 @@ inline UnpackUe8m0Call plan_unpack_ue8m0(const Tensor& packed, int64_t groups) {
   Sizes sizes(packed.sizes().begin(), packed.sizes().end());
   sizes[dim - 1] = groups;
   Tensor out = empty(sizes, ScalarType::Float, packed);
-  UnpackUe8m0Plan plan{data_of(packed), scale_layout_of(packed, groups),
+  UnpackUe8m0Plan plan{data_of(packed), scale_strides_of(packed, groups),
                        static_cast<float*>(mutable_data_of(out)), dim == 3 ? packed.size(0) : 1,
                        packed.size(dim - 2)};
   return {out, plan};

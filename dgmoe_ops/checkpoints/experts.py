@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from .._checkpoint import Form
-from .._convert import Halves, halves_of
-from ..layouts import ceil_div
+from ..formats.layouts import ceil_div
+from ..formats.weights import WeightFormat
+from ..weights.convert import Halves, halves_of
 from .names import fail
 from .shapes import Matrix, check_bias, check_scale, check_weight
 from .source import Files
@@ -81,7 +81,7 @@ class Experts:
             if layout.bias is not None:
                 check_bias(self._files, *self._names(layout.bias, expert), matrix, *weights)
         unit = matrix.scale_units[1 if self._is_w2 else 0]
-        if layout.scale is None or matrix.form is Form.FP8_TENSOR or unit == 1:
+        if layout.scale is None or matrix.form is WeightFormat.FP8_TENSOR or unit == 1:
             return
         if any(side % unit and side != cut.inter for side in (cut.low, cut.high)):
             must = f"be cut into whole groups of {unit}, which share scales,"
@@ -125,7 +125,7 @@ class Experts:
         end, at = self._layout.scale, expert + self._cut.start
         if end is None:
             return None
-        if self.form is Form.FP8_TENSOR:
+        if self.form is WeightFormat.FP8_TENSOR:
             read = [self._files.read(name) for name in self._names(end, at)]
             flat = [(one[at] if self._layout.fused else one).reshape(-1) for one in read]
             halves = torch.cat(flat).expand(self._halves).unbind()

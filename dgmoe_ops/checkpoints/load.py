@@ -7,10 +7,10 @@ import os
 import torch
 
 from .. import _progress
-from .._checkpoint import Form
-from ..platforms import arch_name, platform_of
-from ..prepare import MoEWeights, check_recipe, prepare_sources
-from ..recipes import FP8_BLOCK, RECIPE_OF, Recipe
+from ..backends.platforms import arch_name, platform_of
+from ..formats.recipes import FP8_BLOCK, RECIPE_OF, Recipe
+from ..formats.weights import WeightFormat
+from ..weights.prepare import MoEWeights, check_recipe, prepare_sources
 from .experts import Cut, Experts
 from .names import ROUTED, below, choose, fail
 from .shapes import Layer, check_complete, describe
@@ -28,7 +28,7 @@ def _target(device: torch.device) -> str:
     return platform.target
 
 
-def _recipe(recipe: str | None, target: str, form: Form) -> Recipe:
+def _recipe(recipe: str | None, target: str, form: WeightFormat) -> Recipe:
     if recipe is None:
         chosen = RECIPE_OF[form]
         if target not in chosen.targets and form in FP8_BLOCK.sources:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
-from .._checkpoint import Form
+from ..formats.weights import WeightFormat
 
 _SHOWN = 6  # names that an error lists before it counts the rest
 _NUMBER = re.compile(r"^experts\.(\d+)\.")
@@ -40,7 +40,7 @@ class Layout:
     w13: tuple[str, ...]
     w2: str
     weight: str
-    forms: tuple[Form, ...]
+    forms: tuple[WeightFormat, ...]
     scale: str | None = None
     bias: str | None = None
     ignored: tuple[str, ...] = ()
@@ -77,8 +77,8 @@ _PROJ = ("experts.{}.gate_proj", "experts.{}.up_proj"), "experts.{}.down_proj"
 _W123 = ("experts.{}.w1", "experts.{}.w3"), "experts.{}.w2"
 _FUSED = ("experts.gate_up_proj",), "experts.down_proj"
 _STATIC = (".input_scale",)
-_FLOAT, _BLOCK, _FP4 = (Form.FLOAT,), (Form.FP8_BLOCK,), (Form.MXFP4,)
-_FP8 = (Form.FP8_TENSOR, Form.MXFP8)
+_FLOAT, _BLOCK, _FP4 = (WeightFormat.FLOAT,), (WeightFormat.FP8_BLOCK,), (WeightFormat.MXFP4,)
+_FP8 = (WeightFormat.FP8_TENSOR, WeightFormat.MXFP8)
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -90,7 +90,7 @@ LAYOUTS: dict[str, Layout] = {
         ),
         Layout(
             "deepseek_v4", "DeepSeek-V4",
-            *_W123, ".weight", (Form.MXFP4, Form.FP8_BLOCK), ".scale",
+            *_W123, ".weight", (WeightFormat.MXFP4, WeightFormat.FP8_BLOCK), ".scale",
         ),
         Layout("mixtral", "Mixtral", *_W123, ".weight", _FLOAT),
         Layout("minimax_m2", "MiniMax-M2", *_W123, ".weight", _BLOCK, ".weight_scale_inv"),
@@ -113,7 +113,9 @@ LAYOUTS: dict[str, Layout] = {
         Layout("fused", "transformers from version 5", *_FUSED, "", _FLOAT),
         Layout(
             "fused_scale_inv", "transformers from version 5: FP8 and FP4",
-            *_FUSED, "", (Form.FP8_BLOCK, Form.FP8_TENSOR, Form.MXFP4), "_scale_inv",
+            *_FUSED, "",
+            (WeightFormat.FP8_BLOCK, WeightFormat.FP8_TENSOR, WeightFormat.MXFP4),
+            "_scale_inv",
             ignored=("_activation_scale",),
         ),
         Layout(

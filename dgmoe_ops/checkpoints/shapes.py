@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from .._checkpoint import EXPONENTS, Form, name, weight_dtypes
-from ..layouts import MX_GROUP, WEIGHT_BLOCK, ceil_div
+from ..formats.layouts import MX_GROUP, WEIGHT_BLOCK, ceil_div
+from ..formats.weights import EXPONENTS, WeightFormat, name, weight_dtypes
 from .names import Layout, fail, shortened
 from .source import Files, Info
 
 _FLOAT_SCALES = (torch.float32, torch.bfloat16)  # a bfloat16 scale widens exactly
 _SCALE_DTYPES = {
-    Form.FP8_BLOCK: (*_FLOAT_SCALES, torch.uint8, torch.float8_e8m0fnu),
-    Form.FP8_TENSOR: _FLOAT_SCALES,
-    Form.MXFP8: EXPONENTS,
-    Form.MXFP4: EXPONENTS,
+    WeightFormat.FP8_BLOCK: (*_FLOAT_SCALES, torch.uint8, torch.float8_e8m0fnu),
+    WeightFormat.FP8_TENSOR: _FLOAT_SCALES,
+    WeightFormat.MXFP8: EXPONENTS,
+    WeightFormat.MXFP4: EXPONENTS,
 }
 _BIAS_DTYPES = (torch.float32, torch.bfloat16)
 _BLOCK_BYTES = MX_GROUP // 2
@@ -36,7 +36,7 @@ class Matrix:
     """
 
     layout: Layout
-    form: Form
+    form: WeightFormat
     rows: int
     columns: int
     halves: int
@@ -50,7 +50,7 @@ class Matrix:
         """Columns in one step of the second index."""
         if self.layout.blocks:
             return MX_GROUP
-        return 2 if self.form is Form.MXFP4 else 1
+        return 2 if self.form is WeightFormat.MXFP4 else 1
 
     @property
     def weight_shape(self) -> Shape:
@@ -62,11 +62,13 @@ class Matrix:
     @property
     def scale_units(self) -> tuple[int, int]:
         """Rows and columns that share a scale, where not all do."""
-        return (WEIGHT_BLOCK, WEIGHT_BLOCK) if self.form is Form.FP8_BLOCK else (1, MX_GROUP)
+        return (
+            (WEIGHT_BLOCK, WEIGHT_BLOCK) if self.form is WeightFormat.FP8_BLOCK else (1, MX_GROUP)
+        )
 
     @property
     def scale_shapes(self) -> list[Shape]:
-        if self.form is not Form.FP8_TENSOR:
+        if self.form is not WeightFormat.FP8_TENSOR:
             rows, columns = self.scale_units
             blocks = self.halves * ceil_div(self.rows // self.halves, rows)
             return [self._stacked(blocks, ceil_div(self.columns, columns))]
@@ -76,7 +78,7 @@ class Matrix:
         return [(self.experts,), *each, *((*shape, 1) for shape in each)]
 
     @property
-    def scale_form(self) -> str:
+    def scale_layout(self) -> str:
         """What the scales may be, in words."""
         dtypes = "/".join(map(name, _SCALE_DTYPES[self.form]))
         return f"{dtypes} of shape {' or '.join(map(str, self.scale_shapes))}"
@@ -167,7 +169,9 @@ def _form(files: Files, weight: str, scale: str, among: list[Matrix]) -> Matrix:
     for matrix in fits:
         if matrix.scale_fits(info):
             return matrix
-    must = f"be {', or '.join(matrix.scale_form for matrix in fits)}, as {weight} is {found.shape}"
+    must = (
+        f"be {', or '.join(matrix.scale_layout for matrix in fits)}, as {weight} is {found.shape}"
+    )
     fail(scale, must, f"{dtype_name(info)} {info.shape}")
 
 

@@ -12,10 +12,9 @@ from rich.table import Table
 
 import dgmoe_ops
 
-from .. import platforms
-from ..backends import deep_gemm
-from . import diagnosis
-from .machine import Machine, look
+from ..analysis import diagnosis
+from ..analysis.machine import Machine, look
+from ..backends import deep_gemm, platforms
 from .text import console, size
 
 

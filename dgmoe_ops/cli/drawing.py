@@ -13,8 +13,8 @@ from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 
-from ..layouts import CONTIG_ALIGNMENT, ceil_div, round_up, slab_rows  # noqa: E402
-from .memory import Call  # noqa: E402
+from ..analysis.memory import Call  # noqa: E402
+from ..formats.layouts import CONTIG_ALIGNMENT, ceil_div, round_up, slab_rows  # noqa: E402
 from .text import share  # noqa: E402
 
 _SHADES = ("#1f5a99", "#5b9bd5")  # neighbours differ

@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import platforms
+from ..analysis import planning, routing
+from ..analysis.gpus import GPUS
+from ..analysis.memory import Call
+from ..backends import platforms
 from ..config import LAYOUTS as LAYOUT_ARGUMENTS
-from ..recipes import RECIPES
-from . import planning, routing
-from .gpus import GPUS
-from .memory import Call
+from ..formats.recipes import RECIPES
 from .text import console, microseconds, share, size
 
 
@@ -231,7 +231,7 @@ def plan(
         raise click.UsageError("--routing says what --plot draws: give both")
     device = GPUS.get(gpu)
     arch = device.arch if device else "cpu"
-    forms = platforms.scale_forms(arch, recipe)
+    forms = platforms.scale_layouts(arch, recipe)
     call = Call(
         tokens,
         experts,

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from .. import jit, platforms
-from .._warmup_run import operand_bytes, weight_bytes
-from ..recipes import RECIPES
-from ..warmup import KernelCall, LayerShape, WarmupReport, plan_warmup
-from ..warmup import warmup as run_warmup
+from ..backends import platforms
+from ..backends.deep_gemm import jit_cache
+from ..formats.recipes import RECIPES
+from ..warmup.operands import operand_bytes, weight_bytes
+from ..warmup.run import KernelCall, LayerShape, WarmupReport, plan_warmup
+from ..warmup.run import warmup as run_warmup
 from .text import console, size
 
 _COUNT = click.IntRange(min=1)
@@ -90,7 +91,7 @@ def _show(report: WarmupReport, to: Console) -> None:
 )
 @click.option(
     "--lock-timeout",
-    default=jit.LOCK_TIMEOUT,
+    default=jit_cache.LOCK_TIMEOUT,
     show_default=True,
     type=click.FloatRange(min=0),
     help="seconds to wait for another process that compiles",

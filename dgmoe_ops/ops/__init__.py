@@ -20,12 +20,7 @@ from .gemm import (
     grouped_gemm_nt_f8f8bf16_masked,
     tf32_hc_prenorm_gemm,
 )
-from .permute import (
-    ep_scatter,
-    moe_dispatch_index,
-    moe_ep_deepgemm_preprocess,
-    quant_group_fp8,
-)
+from .permute import ep_scatter, moe_dispatch_index, moe_ep_deepgemm_preprocess, quant_group_fp8
 from .route import hash_gate, topk_gate
 from .scale import align_scale, pack_ue8m0, unpack_ue8m0
 from .weights import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ..layouts import CONTIG_ALIGNMENT, ScaleForm, ceil_div
+from ..formats.layouts import CONTIG_ALIGNMENT, ScaleLayout, ceil_div
 from ._registry import fake_of
 from .scale import _empty_scale
 
@@ -64,12 +64,12 @@ def _silu_and_mul_fake(gate_up, masked_m=None, m_indices=None, **_):
     return gate_up.new_empty((*gate_up.shape[:-1], gate_up.shape[-1] // 2))
 
 
-def _gated_quant_fake(gate_up, group_size=128, scale_form=1, **_):
+def _gated_quant_fake(gate_up, group_size=128, scale_layout=1, **_):
     *batch, rows, width = gate_up.shape
     inter = width // 2
     q = gate_up.new_empty((*batch, rows, inter), dtype=torch.float8_e4m3fn)
     groups = ceil_div(inter, group_size)
-    return q, _empty_scale(gate_up, batch[0] if batch else None, rows, groups, scale_form)
+    return q, _empty_scale(gate_up, batch[0] if batch else None, rows, groups, scale_layout)
 
 
 def silu_and_mul_post_quant_masked(
@@ -77,7 +77,7 @@ def silu_and_mul_post_quant_masked(
     masked_m: torch.Tensor,
     *,
     group_size: int = 128,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     round_activation: bool = False,
     swiglu_limit: float | None = None,
@@ -91,7 +91,7 @@ def silu_and_mul_post_quant_masked(
     Args:
         gate_up: (experts, m, 2 * intermediate) bfloat16, any strides.
         masked_m: (experts,) int32, valid rows of each expert.
-        group_size, scale_form, round_scale: as in `quant_group_fp8`.
+        group_size, scale_layout, round_scale: as in `quant_group_fp8`.
         round_activation: round the product to bfloat16 before quantising, for parity with layers
             that do; by default it is quantised from fp32.
         swiglu_limit, gemm1_alpha, gemm1_clamp_limit: as in `silu_and_mul`.
@@ -99,7 +99,7 @@ def silu_and_mul_post_quant_masked(
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
-        group_size)) in `scale_form`. Rows from masked_m[e] on hold no promise; their scales are 1
+        group_size)) in `scale_layout`. Rows from masked_m[e] on hold no promise; their scales are 1
         within the last valid row's tile of 128 rows.
 
     Raises:
@@ -110,7 +110,7 @@ def silu_and_mul_post_quant_masked(
         gate_up,
         masked_m,
         group_size=group_size,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         round_scale=round_scale,
         round_activation=round_activation,
         swiglu_limit=swiglu_limit,
@@ -131,7 +131,7 @@ def silu_and_mul_post_quant_contig(
     m_indices: torch.Tensor | None = None,
     *,
     group_size: int = 128,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = CONTIG_ALIGNMENT,
@@ -147,7 +147,7 @@ def silu_and_mul_post_quant_contig(
         gate_up: (m, 2 * intermediate) bfloat16, any strides.
         m_indices: (m,) int32, the expert of a row or -1 for padding; None means that every row is
             valid.
-        group_size, scale_form, round_scale, round_activation: as in
+        group_size, scale_layout, round_scale, round_activation: as in
             `silu_and_mul_post_quant_masked`.
         alignment: rows to which segments are padded.
         swiglu_limit, gemm1_alpha, gemm1_clamp_limit: as in `silu_and_mul`.
@@ -155,7 +155,7 @@ def silu_and_mul_post_quant_contig(
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
-        `scale_form`. Padding rows hold no promise; their scales are 1 where they share a tile of
+        `scale_layout`. Padding rows hold no promise; their scales are 1 where they share a tile of
         `alignment` rows with valid ones.
 
     Raises:
@@ -166,7 +166,7 @@ def silu_and_mul_post_quant_contig(
         gate_up,
         m_indices,
         group_size=group_size,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         round_scale=round_scale,
         round_activation=round_activation,
         alignment=alignment,
@@ -239,7 +239,7 @@ def situ_and_mul_post_quant_masked(
     beta: float,
     linear_beta: float,
     group_size: int = 128,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     round_activation: bool = False,
     swizzle: int = 0,
@@ -251,14 +251,14 @@ def situ_and_mul_post_quant_masked(
         gate_up: (experts, m, 2 * intermediate) bfloat16, any strides.
         masked_m: (experts,) int32, valid rows of each expert.
         beta, linear_beta: as in `situ_and_mul`.
-        group_size, scale_form, round_scale: as in `quant_group_fp8`.
+        group_size, scale_layout, round_scale: as in `quant_group_fp8`.
         round_activation: round the product to bfloat16 before quantising, for parity with layers
             that do; by default it is quantised from fp32.
         swizzle, bias: as in `situ_and_mul`.
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
-        group_size)) in `scale_form`. Rows from masked_m[e] on hold no promise; their scales are 1
+        group_size)) in `scale_layout`. Rows from masked_m[e] on hold no promise; their scales are 1
         within the last valid row's tile of 128 rows.
 
     Raises:
@@ -271,7 +271,7 @@ def situ_and_mul_post_quant_masked(
         beta=beta,
         linear_beta=linear_beta,
         group_size=group_size,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         round_scale=round_scale,
         round_activation=round_activation,
         swizzle=swizzle,
@@ -291,7 +291,7 @@ def situ_and_mul_post_quant_contig(
     beta: float,
     linear_beta: float,
     group_size: int = 128,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = CONTIG_ALIGNMENT,
@@ -305,14 +305,14 @@ def situ_and_mul_post_quant_contig(
         m_indices: (m,) int32, the expert of a row or -1 for padding; None means that every row is
             valid.
         beta, linear_beta: as in `situ_and_mul`.
-        group_size, scale_form, round_scale, round_activation: as in
+        group_size, scale_layout, round_scale, round_activation: as in
             `situ_and_mul_post_quant_masked`.
         alignment: rows to which segments are padded.
         swizzle, bias: as in `situ_and_mul`; a bias needs m_indices.
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
-        `scale_form`. Padding rows hold no promise; their scales are 1 where they share a tile of
+        `scale_layout`. Padding rows hold no promise; their scales are 1 where they share a tile of
         `alignment` rows with valid ones.
 
     Raises:
@@ -325,7 +325,7 @@ def situ_and_mul_post_quant_contig(
         beta=beta,
         linear_beta=linear_beta,
         group_size=group_size,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         round_scale=round_scale,
         round_activation=round_activation,
         alignment=alignment,

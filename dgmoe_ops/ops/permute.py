@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from ..layouts import CONTIG_ALIGNMENT, ScaleForm, ceil_div, contig_rows, slab_rows
+from ..formats.layouts import CONTIG_ALIGNMENT, ScaleLayout, ceil_div, contig_rows, slab_rows
 from ._registry import fake_of
 from .scale import _empty_scale
 
@@ -13,7 +13,7 @@ from .scale import _empty_scale
 def quant_group_fp8(
     x: torch.Tensor,
     group_size: int = 128,
-    scale_form: int = ScaleForm.ROW_MAJOR,
+    scale_layout: int = ScaleLayout.ROW_MAJOR,
     round_scale: bool = False,
     padded_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -22,28 +22,28 @@ def quant_group_fp8(
     Args:
         x: (rows, k) bfloat16 or float32, any strides.
         group_size: 32 or 128. The last group of a row may be shorter.
-        scale_form: a `ScaleForm`; packed UE8M0 scales are always powers of two.
+        scale_layout: a `ScaleLayout`; packed UE8M0 scales are always powers of two.
         round_scale: round fp32 scales up to powers of two.
         padded_k: columns of the result, at least k; zero from k on. Default k.
 
     Returns:
         q (rows, padded_k) float8_e4m3fn and scale (rows, ceil(padded_k / group_size)) in
-        `scale_form`. `q * scale` approximates x; values saturate at 448; a group with an inf or NaN
-        is all NaN.
+        `scale_layout`. `q * scale` approximates x; values saturate at 448; a group with an inf or
+        NaN is all NaN.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.
 
     Source: DeepSeek-V3 technical report, section 3.3.2 (fine-grained quantisation).
     """
-    return torch.ops.dgmoe.quant_group_fp8(x, group_size, scale_form, round_scale, padded_k)
+    return torch.ops.dgmoe.quant_group_fp8(x, group_size, scale_layout, round_scale, padded_k)
 
 
 @fake_of("quant_group_fp8")
-def _quant_group_fp8_fake(x, group_size, scale_form, round_scale=False, padded_k=None):
+def _quant_group_fp8_fake(x, group_size, scale_layout, round_scale=False, padded_k=None):
     rows, width = x.shape[0], x.shape[1] if padded_k is None else padded_k
     q = x.new_empty((rows, width), dtype=torch.float8_e4m3fn)
-    return q, _empty_scale(x, None, rows, ceil_div(width, group_size), scale_form)
+    return q, _empty_scale(x, None, rows, ceil_div(width, group_size), scale_layout)
 
 
 def moe_dispatch_index(
@@ -82,7 +82,7 @@ def moe_ep_deepgemm_preprocess(
     *,
     expert_start: int = 0,
     group_size: int = 128,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     padded_k: int | None = None,
     m_max: int | None = None,
@@ -95,12 +95,12 @@ def moe_ep_deepgemm_preprocess(
         num_local_experts: E.
         expert_start: global id of local expert 0.
         group_size: 32 or 128, or 0 to keep the rows in bfloat16.
-        scale_form, round_scale, padded_k: as in `quant_group_fp8`.
+        scale_layout, round_scale, padded_k: as in `quant_group_fp8`.
         m_max: slab rows an expert, at least the number of tokens. Default round_up(tokens, 256).
 
     Returns:
         rows (E, m_max, padded_k) float8_e4m3fn, or bfloat16 where `group_size` is 0; scale (E,
-        m_max, groups) in `scale_form`, or (0,); masked_m (E,) and src2dst (tokens, top_k), both
+        m_max, groups) in `scale_layout`, or (0,); masked_m (E,) and src2dst (tokens, top_k), both
         int32. Rows past masked_m[e] hold no promise.
 
     Raises:
@@ -112,7 +112,7 @@ def moe_ep_deepgemm_preprocess(
         num_local_experts,
         expert_start=expert_start,
         group_size=group_size,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         round_scale=round_scale,
         padded_k=padded_k,
         m_max=m_max,
@@ -127,7 +127,7 @@ def _moe_ep_deepgemm_preprocess_fake(
     *,
     expert_start=0,
     group_size=128,
-    scale_form=1,
+    scale_layout=1,
     round_scale=False,
     padded_k=None,
     m_max=None,
@@ -140,7 +140,7 @@ def _moe_ep_deepgemm_preprocess_fake(
     rows = hidden_states.new_empty((experts, slab, width), dtype=rows_dtype)
     if group_size:
         groups = ceil_div(width, group_size)
-        scale = _empty_scale(hidden_states, experts, slab, groups, scale_form)
+        scale = _empty_scale(hidden_states, experts, slab, groups, scale_layout)
     else:
         scale = hidden_states.new_empty((0,), dtype=torch.float32)
     masked_m = hidden_states.new_empty((experts,), dtype=torch.int32)
@@ -155,7 +155,7 @@ def ep_scatter(
     num_local_experts: int,
     *,
     expert_start: int = 0,
-    scale_form: int = ScaleForm.MN_MAJOR,
+    scale_layout: int = ScaleLayout.MN_MAJOR,
     alignment: int = CONTIG_ALIGNMENT,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Place tokens into contiguous segments, one an expert, each padded to `alignment` rows.
@@ -167,12 +167,12 @@ def ep_scatter(
         topk_ids: (tokens, top_k) int32 or int64, any strides; see `moe_dispatch_index`.
         num_local_experts: E.
         expert_start: global id of local expert 0.
-        scale_form: `ScaleForm` of the result: 0 or 1 for float32 scales, 2 for packed ones.
+        scale_layout: `ScaleLayout` of the result: 0 or 1 for float32 scales, 2 for packed ones.
         alignment: rows to which a segment is padded, a multiple of 4.
 
     Returns:
         rows (M, k) in the dtype of x, with M = `layouts.contig_rows(tokens * top_k, E, alignment)`;
-        scale (M, columns) in `scale_form`, or (0,); m_indices (M,) int32, the expert of a row or
+        scale (M, columns) in `scale_layout`, or (0,); m_indices (M,) int32, the expert of a row or
         -1; src2dst (tokens, top_k) int32, a row or -1. Rows with m_indices -1 hold no promise.
 
     Raises:
@@ -184,14 +184,14 @@ def ep_scatter(
         topk_ids,
         num_local_experts,
         expert_start=expert_start,
-        scale_form=scale_form,
+        scale_layout=scale_layout,
         alignment=alignment,
     )
 
 
 @fake_of("ep_scatter")
 def _ep_scatter_fake(
-    x, x_scale, topk_ids, num_local_experts, *, expert_start=0, scale_form=1, alignment=128
+    x, x_scale, topk_ids, num_local_experts, *, expert_start=0, scale_layout=1, alignment=128
 ):
     tokens, top_k = topk_ids.shape
     all_rows = contig_rows(tokens * top_k, num_local_experts, alignment)
@@ -200,6 +200,6 @@ def _ep_scatter_fake(
         scale = x.new_empty((0,), dtype=torch.float32)
     else:
         per_column = 4 if x_scale.dtype == torch.int32 else 1
-        scale = _empty_scale(x, None, all_rows, x_scale.shape[1] * per_column, scale_form)
+        scale = _empty_scale(x, None, all_rows, x_scale.shape[1] * per_column, scale_layout)
     m_indices = x.new_empty((all_rows,), dtype=torch.int32)
     return rows, scale, m_indices, x.new_empty((tokens, top_k), dtype=torch.int32)

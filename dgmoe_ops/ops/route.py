@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import torch
 
-from ..routing import Scoring
 from ._registry import fake_of
+
+
+class Scoring(IntEnum):
+    """What a router's logit becomes before it is a weight."""
+
+    SOFTMAX = 0
+    SIGMOID = 1
+    SQRT_SOFTPLUS = 2  # sqrt(log(1 + e^x))
+    IDENTITY = 3
 
 
 def topk_gate(

@@ -2,13 +2,13 @@
 
 import torch
 
-from ..layouts import ScaleForm, scale_sizes_and_strides
+from ..formats.layouts import ScaleLayout, scale_sizes_and_strides
 from ._registry import fake_of
 
 
 def _empty_scale(like: torch.Tensor, batch, mn, groups, form: int) -> torch.Tensor:
     sizes, strides = scale_sizes_and_strides(batch, mn, groups, form)
-    dtype = torch.int32 if form == ScaleForm.PACKED_UE8M0 else torch.float32
+    dtype = torch.int32 if form == ScaleLayout.PACKED_UE8M0 else torch.float32
     return like.new_empty_strided(sizes, strides, dtype=dtype)
 
 
@@ -39,7 +39,7 @@ def pack_ue8m0(scale: torch.Tensor) -> torch.Tensor:
 @fake_of("pack_ue8m0")
 def _pack_ue8m0_fake(scale):
     batch, rows = _batch_and_rows(scale)
-    return _empty_scale(scale, batch, rows, scale.shape[-1], ScaleForm.PACKED_UE8M0)
+    return _empty_scale(scale, batch, rows, scale.shape[-1], ScaleLayout.PACKED_UE8M0)
 
 
 def unpack_ue8m0(packed: torch.Tensor, groups: int) -> torch.Tensor:
@@ -81,4 +81,4 @@ def align_scale(scale: torch.Tensor) -> torch.Tensor:
 @fake_of("align_scale")
 def _align_scale_fake(scale):
     batch, rows = _batch_and_rows(scale)
-    return _empty_scale(scale, batch, rows, scale.shape[-1], ScaleForm.MN_MAJOR)
+    return _empty_scale(scale, batch, rows, scale.shape[-1], ScaleLayout.MN_MAJOR)

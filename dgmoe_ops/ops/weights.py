@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..layouts import MX_GROUP, WEIGHT_BLOCK, ceil_div
+from ..formats.layouts import MX_GROUP, WEIGHT_BLOCK, ceil_div
 from ._registry import fake_of
 
 

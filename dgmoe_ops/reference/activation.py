@@ -159,7 +159,7 @@ def _quantized(
     m_indices,
     alignment,
     group_size,
-    scale_form,
+    scale_layout,
     round_scale,
     round_activation,
     options: _Options,
@@ -168,13 +168,13 @@ def _quantized(
     product = _gated(gate_up[valid], _experts(valid, m_indices), options)
     if round_activation:
         product = product.bfloat16().float()
-    q, words = quantize_groups(product, group_size, scale_form, round_scale)
+    q, words = quantize_groups(product, group_size, scale_layout, round_scale)
     rows = poison_rows((*gate_up.shape[:-1], inter), torch.float8_e4m3fn)
     rows.view(torch.uint8)[valid] = q
     placed = torch.full((*gate_up.shape[:-1], words.shape[-1]), POISON, dtype=torch.int32)
-    placed[_tiles(valid, alignment)] = unit_words(ceil_div(inter, group_size), scale_form)
+    placed[_tiles(valid, alignment)] = unit_words(ceil_div(inter, group_size), scale_layout)
     placed[valid] = words
-    return rows, scale_tensor(placed, scale_form)
+    return rows, scale_tensor(placed, scale_layout)
 
 
 def _masked(gate_up, masked_m, quant: tuple, options: _Options):
@@ -192,7 +192,7 @@ def silu_and_mul_post_quant_masked_ref(
     masked_m: torch.Tensor,
     *,
     group_size: int = 128,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
     swiglu_limit: float | None = None,
@@ -201,7 +201,7 @@ def silu_and_mul_post_quant_masked_ref(
     swizzle: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    quant = (group_size, scale_form, round_scale, round_activation)
+    quant = (group_size, scale_layout, round_scale, round_activation)
     options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
     return _masked(gate_up, masked_m, quant, options)
 
@@ -214,13 +214,13 @@ def situ_and_mul_post_quant_masked_ref(
     beta: float,
     linear_beta: float,
     group_size: int = 128,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
     swizzle: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    quant = (group_size, scale_form, round_scale, round_activation)
+    quant = (group_size, scale_layout, round_scale, round_activation)
     return _masked(gate_up, masked_m, quant, _situ(beta, linear_beta, swizzle, bias))
 
 
@@ -230,7 +230,7 @@ def silu_and_mul_post_quant_contig_ref(
     m_indices: torch.Tensor | None = None,
     *,
     group_size: int = 128,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = 128,
@@ -240,7 +240,7 @@ def silu_and_mul_post_quant_contig_ref(
     swizzle: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    quant = (group_size, scale_form, round_scale, round_activation)
+    quant = (group_size, scale_layout, round_scale, round_activation)
     options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
     return _contig(gate_up, m_indices, alignment, quant, options)
 
@@ -253,21 +253,21 @@ def situ_and_mul_post_quant_contig_ref(
     beta: float,
     linear_beta: float,
     group_size: int = 128,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = 128,
     swizzle: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    quant = (group_size, scale_form, round_scale, round_activation)
+    quant = (group_size, scale_layout, round_scale, round_activation)
     return _contig(gate_up, m_indices, alignment, quant, _situ(beta, linear_beta, swizzle, bias))
 
 
-def _quantized_defined(gate_up, valid, alignment, group_size=128, scale_form=1, **_):
+def _quantized_defined(gate_up, valid, alignment, group_size=128, scale_layout=1, **_):
     inter = gate_up.shape[-1] // 2
     groups = ceil_div(inter, group_size)
-    columns = unit_words(groups, scale_form).numel()
+    columns = unit_words(groups, scale_layout).numel()
     like = torch.empty(1).expand((*valid.shape, columns))
     return spread(valid, gate_up[..., :inter]), spread(_tiles(valid, alignment), like)
 

@@ -14,12 +14,12 @@ TILE_ROWS = 128
 def quant_group_fp8_ref(
     x: torch.Tensor,
     group_size: int = 128,
-    scale_form: int = 0,
+    scale_layout: int = 0,
     round_scale: bool = False,
     padded_k: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    q, words = quantize_groups(x.float(), group_size, scale_form, round_scale, padded_k)
-    return q.view(torch.float8_e4m3fn), scale_tensor(words, scale_form)
+    q, words = quantize_groups(x.float(), group_size, scale_layout, round_scale, padded_k)
+    return q.view(torch.float8_e4m3fn), scale_tensor(words, scale_layout)
 
 
 def _route(topk_ids: torch.Tensor, experts: int, start: int) -> list[dict[int, int]]:
@@ -70,7 +70,7 @@ def moe_ep_deepgemm_preprocess_ref(
     *,
     expert_start: int = 0,
     group_size: int = 128,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     round_scale: bool = False,
     padded_k: int | None = None,
     m_max: int | None = None,
@@ -83,10 +83,10 @@ def moe_ep_deepgemm_preprocess_ref(
     masked_m, src2dst = moe_dispatch_index_ref(topk_ids, experts, slab, expert_start)
     if group_size:
         source, words = quantize_groups(
-            hidden_states.float(), group_size, scale_form, round_scale, width
+            hidden_states.float(), group_size, scale_layout, round_scale, width
         )
         rows = poison_rows((experts, slab, width), torch.float8_e4m3fn)
-        unit = unit_words(ceil_div(width, group_size), scale_form)
+        unit = unit_words(ceil_div(width, group_size), scale_layout)
         placed = torch.full((experts, slab, words.shape[-1]), POISON, dtype=torch.int32)
     else:
         source = torch.zeros((tokens, width), dtype=hidden_states.dtype)
@@ -100,7 +100,7 @@ def moe_ep_deepgemm_preprocess_ref(
             target[expert, rank] = source[token]
             if group_size:
                 placed[expert, rank] = words[token]
-    scale = scale_tensor(placed, scale_form) if group_size else torch.empty(0)
+    scale = scale_tensor(placed, scale_layout) if group_size else torch.empty(0)
     return rows, scale, masked_m, src2dst
 
 
@@ -141,7 +141,7 @@ def ep_scatter_ref(
     num_local_experts: int,
     *,
     expert_start: int = 0,
-    scale_form: int = 1,
+    scale_layout: int = 1,
     alignment: int = 128,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     total = contig_total(topk_ids.numel(), num_local_experts, alignment)
@@ -152,8 +152,8 @@ def ep_scatter_ref(
     m_indices = torch.full((total,), -1, dtype=torch.int32)
     if x_scale is not None:
         words = x_scale.contiguous().view(torch.int32)
-        groups = words.shape[1] * (4 if scale_form == PACKED else 1)
-        unit = unit_words(groups, scale_form)
+        groups = words.shape[1] * (4 if scale_layout == PACKED else 1)
+        unit = unit_words(groups, scale_layout)
         placed = torch.full((total, words.shape[1]), POISON, dtype=torch.int32)
     first_row, start = [], 0
     for expert, held in enumerate(routed):
@@ -167,7 +167,7 @@ def ep_scatter_ref(
             if x_scale is not None:
                 placed[start + rank] = words[token]
         start = end
-    scale = torch.empty(0) if x_scale is None else scale_tensor(placed, scale_form)
+    scale = torch.empty(0) if x_scale is None else scale_tensor(placed, scale_layout)
     return rows, scale, m_indices, _src2dst(topk_ids, routed, expert_start, first_row)
 
 

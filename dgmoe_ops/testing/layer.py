@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..prepare import prepare_weights
+from ..weights.prepare import prepare_weights
 
 HIDDEN, INTER = 256, 128
 

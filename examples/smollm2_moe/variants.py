@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from dgmoe_ops import MoEWeights, export_weights, prepare_weights
-from dgmoe_ops.recipes import RECIPES, TARGETS
+from dgmoe_ops.formats.recipes import RECIPES, TARGETS
 
 from .report import Check
 from .split import Split
@@ -73,7 +73,7 @@ def target_of(variant: Variant, device: torch.device) -> str | None:
     if device.type == "cuda":
         major = torch.cuda.get_device_capability(device)[0]
         targets = ({9: "sm90", 10: "sm100", 12: "sm120"}.get(major, "sm90"),)
-    forms = dict(RECIPES[variant.recipe].scale_forms)
+    forms = dict(RECIPES[variant.recipe].scale_layouts)
     return next((target for target in targets if forms.get(target) == variant.scales), None)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import dgmoe_ops
-from dgmoe_ops.activations import ACTIVATIONS, activation_table, check_activation
+from dgmoe_ops.layer.activations import ACTIVATIONS, activation_table, check_activation
 
 README = Path(__file__).parent.parent.parent / "README.md"
 

@@ -66,7 +66,7 @@ def test_of_ten_thousand_values_one_is_off(device, act: str, form: int) -> None:
     """On a GPU by default: enough values that the bound counts."""
     family, parameters = ACTS[act]
     args = (random_bf16((256, 4096), device) * 3, None)
-    kwargs = {"scale_form": form, **parameters}
+    kwargs = {"scale_layout": form, **parameters}
     compare.check(family + "_post_quant_contig", args, kwargs)
 
 
@@ -203,7 +203,7 @@ def test_a_count_past_the_slab_means_all_of_it(device, family: str) -> None:
 def test_situ_is_quantised_with_the_scale_that_is_stored(device) -> None:
     x = random_bf16((40, 512), device)
     parameters = ACTS["situ"][1]
-    q, packed = op("situ_and_mul_post_quant_contig")(x, scale_form=2, **parameters)
+    q, packed = op("situ_and_mul_post_quant_contig")(x, scale_layout=2, **parameters)
     scale = torch.ops.dgmoe.unpack_ue8m0(packed, 2).double().repeat_interleave(128, 1)
     g, u = x.double().chunk(2, -1)
     exact = 4 * torch.tanh(g / 4) * torch.sigmoid(g) * 25 * torch.tanh(u / 25)

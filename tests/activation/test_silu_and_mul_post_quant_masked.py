@@ -37,7 +37,7 @@ def test_random(device, data) -> None:
 @pytest.mark.parametrize("group_size", [32, 128])
 def test_with_round_activation_it_is_its_parts(device, form: int, group_size: int) -> None:
     x, masked_m = slab(device)
-    options = {"group_size": group_size, "scale_form": form}
+    options = {"group_size": group_size, "scale_layout": form}
     q, scale = silu_quant(x, masked_m, round_activation=True, **options)
     product = torch.ops.dgmoe.silu_and_mul(x, masked_m)
     for e, count in enumerate(MASKED_M):
@@ -49,7 +49,7 @@ def test_with_round_activation_it_is_its_parts(device, form: int, group_size: in
 def test_padding_of_a_tile_has_scale_one(device, form: int) -> None:
     x, masked_m = slab(device)
     x[0, 130:], x[1], x[2, 7:] = float("nan"), float("nan"), float("nan")
-    _, scale = silu_quant(x, masked_m, group_size=32, scale_form=form)
+    _, scale = silu_quant(x, masked_m, group_size=32, scale_layout=form)
     values = as_floats(scale, 7)
     assert (values[0, 130:256] == 1).all() and (values[2, 7:128] == 1).all()
     if form == 2:
@@ -70,9 +70,9 @@ def test_padding_reaches_no_result(device) -> None:
 @pytest.mark.parametrize("form", [1, 2])
 def test_non_finite_poisons_its_group_only(device, form: int) -> None:
     x, masked_m = slab(device)
-    clean_q, clean_scale = silu_quant(x, masked_m, scale_form=form)
+    clean_q, clean_scale = silu_quant(x, masked_m, scale_layout=form)
     x[0, 5, 3] = float("nan")
-    q, scale = silu_quant(x, masked_m, scale_form=form)
+    q, scale = silu_quant(x, masked_m, scale_layout=form)
     assert as_floats(scale, 2)[0, 5, 0].isnan()
     assert ((bits(q)[0, 5, :128] & 0x7F) == 0x7F).all()
     assert same_bits(q[0, 5, 128:], clean_q[0, 5, 128:])
@@ -83,9 +83,9 @@ def test_non_finite_poisons_its_group_only(device, form: int) -> None:
 
 def test_views_do_not_matter(device) -> None:
     x, masked_m = slab(device)
-    q, scale = silu_quant(x, masked_m, scale_form=2)
+    q, scale = silu_quant(x, masked_m, scale_layout=2)
     for view in (strided(x), misaligned(x), x.transpose(0, 1).contiguous().transpose(0, 1)):
-        found_q, found_scale = silu_quant(view, masked_m, scale_form=2)
+        found_q, found_scale = silu_quant(view, masked_m, scale_layout=2)
         for e, count in enumerate(MASKED_M):
             assert same_bits(found_q[e, :count], q[e, :count])
             assert same_bits(found_scale[e, :count], scale[e, :count])
@@ -95,7 +95,7 @@ def test_views_do_not_matter(device) -> None:
 @pytest.mark.parametrize("form", [0, 1, 2])
 def test_empty(device, shape, form: int) -> None:
     x = torch.zeros(shape, dtype=BF16, device=device)
-    q, scale = silu_quant(x, int32([shape[1]] * shape[0], device), scale_form=form)
+    q, scale = silu_quant(x, int32([shape[1]] * shape[0], device), scale_layout=form)
     assert q.shape == (*shape[:-1], shape[-1] // 2)
     assert scale.shape == (*shape[:-1], min(1, shape[-1]))
 
@@ -108,6 +108,6 @@ def test_refusals(device) -> None:
     for bad in (masked_m.long(), masked_m[:1], masked_m[None], strided(masked_m)):
         with refused(NAME, "masked_m"):
             silu_quant(x, bad)
-    for arg, value in [("group_size", 64), ("group_size", 0), ("scale_form", 3)]:
+    for arg, value in [("group_size", 64), ("group_size", 0), ("scale_layout", 3)]:
         with refused(NAME, arg):
             silu_quant(x, masked_m, **{arg: value})

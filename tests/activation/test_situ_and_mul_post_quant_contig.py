@@ -18,7 +18,7 @@ BETAS = {"beta": 4.0, "linear_beta": 25.0}
 
 
 def outputs(x: torch.Tensor, m_indices) -> tuple[torch.Tensor, ...]:
-    out = situ(x, m_indices, scale_form=2, alignment=4, **BETAS)
+    out = situ(x, m_indices, scale_layout=2, alignment=4, **BETAS)
     return out if isinstance(out, tuple) else (out,)
 
 

@@ -17,7 +17,7 @@ BETAS = {"beta": 4.0, "linear_beta": 25.0}
 
 
 def outputs(x: torch.Tensor, masked_m) -> tuple[torch.Tensor, ...]:
-    out = situ(x, masked_m, scale_form=2, **BETAS)
+    out = situ(x, masked_m, scale_layout=2, **BETAS)
     return out if isinstance(out, tuple) else (out,)
 
 

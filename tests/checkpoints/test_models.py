@@ -9,7 +9,7 @@ from helpers import E8M0
 
 import dgmoe_ops
 from dgmoe_ops import export_weights, load_moe_layer, moe_block
-from dgmoe_ops.routing import Scoring
+from dgmoe_ops.layer.routing import Scoring
 from dgmoe_ops.testing.layer import relative_error
 
 pytest.importorskip("safetensors")

@@ -19,8 +19,9 @@ from click.testing import CliRunner  # noqa: E402
 
 import dgmoe_ops  # noqa: E402
 from dgmoe_ops import config  # noqa: E402
+from dgmoe_ops.analysis import diagnosis, machine  # noqa: E402
 from dgmoe_ops.backends.deep_gemm import WHEELS  # noqa: E402
-from dgmoe_ops.cli import diagnosis, doctor, machine  # noqa: E402
+from dgmoe_ops.cli import doctor  # noqa: E402
 from dgmoe_ops.cli.main import main  # noqa: E402
 
 BOTH = ("_C.abi3.so", "_C_cuda.abi3.so")

@@ -21,12 +21,13 @@ pytest.importorskip("rich")
 from click.testing import CliRunner  # noqa: E402
 
 import dgmoe_ops  # noqa: E402
-from dgmoe_ops import config, layer, layouts  # noqa: E402
-from dgmoe_ops.cli import memory, planning, routing, work  # noqa: E402
-from dgmoe_ops.cli.gpus import GPUS  # noqa: E402
+from dgmoe_ops import config, layouts  # noqa: E402
+from dgmoe_ops.analysis import memory, planning, roofline, routing  # noqa: E402
+from dgmoe_ops.analysis.gpus import GPUS  # noqa: E402
 from dgmoe_ops.cli.main import main  # noqa: E402
+from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
+from dgmoe_ops.layer import fused_moe as layer  # noqa: E402
 from dgmoe_ops.ops import gemm  # noqa: E402
-from dgmoe_ops.recipes import RECIPES  # noqa: E402
 
 SMALL = {"tokens": 4, "experts": 4, "hidden": 256, "intermediate": 128, "top-k": 2}
 #: (recipe, what the weights are prepared for); scales are packed for sm100.
@@ -269,9 +270,9 @@ def test_the_layer_takes_what_is_explained(
 
 def test_roofline_is_the_longer_of_moving_and_computing() -> None:
     gpu = GPUS["H200"]
-    assert work.Work("x", 48 * 10**8, 0).seconds(gpu, True) == pytest.approx(1e-3)
-    assert work.Work("x", 1, 1979 * 10**9).seconds(gpu, True) == pytest.approx(1e-3)
-    assert work.Work("x", 1, 989 * 10**9).seconds(gpu, False) == pytest.approx(1e-3)
+    assert roofline.Work("x", 48 * 10**8, 0).seconds(gpu, True) == pytest.approx(1e-3)
+    assert roofline.Work("x", 1, 1979 * 10**9).seconds(gpu, True) == pytest.approx(1e-3)
+    assert roofline.Work("x", 1, 989 * 10**9).seconds(gpu, False) == pytest.approx(1e-3)
 
 
 def test_moved_bytes_by_hand() -> None:
@@ -280,14 +281,14 @@ def test_moved_bytes_by_hand() -> None:
     x, act, gate_up, y = 256 + 8, 128 + 4, 512, 512
     index = 4 * 8
     tokens = 4 * 512
-    assert [part.moved for part in work.work(call, "masked", [2, 2, 2, 2])] == [
+    assert [part.moved for part in roofline.work(call, "masked", [2, 2, 2, 2])] == [
         tokens + 8 * x + 2 * index,
         8 * (x + gate_up) + 4 * w13,
         8 * (gate_up + act),
         8 * (act + y) + 4 * w2,
         8 * y + 2 * index + tokens,
     ]
-    first = work.work(call, "contig", [8, 0, 0, 0])
+    first = roofline.work(call, "contig", [8, 0, 0, 0])
     assert first[0].moved == tokens + 8 * x + 2 * index + 2 * 4 * x
     assert first[1].moved == 8 * (x + gate_up) + w13
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner  # noqa: E402
 
 from dgmoe_ops import LayerShape, plan_warmup  # noqa: E402
 from dgmoe_ops.cli.main import main  # noqa: E402
-from dgmoe_ops.warmup import KernelCall  # noqa: E402
+from dgmoe_ops.warmup.run import KernelCall  # noqa: E402
 
 SIZES = ["--experts", "8", "--hidden", "300", "--intermediate", "128", "--top-k", "2"]
 SHAPE = LayerShape(8, 300, 128, 2, "fp8_block", 8)

@@ -13,10 +13,10 @@ pytest.importorskip("click")  # the formulas belong to the command line
 
 import dgmoe_ops  # noqa: E402
 from dgmoe_ops import config  # noqa: E402
-from dgmoe_ops.cli import memory, workspace  # noqa: E402
-from dgmoe_ops.cli.workspace import MxGemm  # noqa: E402
+from dgmoe_ops.analysis import memory, workspace  # noqa: E402
+from dgmoe_ops.analysis.workspace import MxGemm  # noqa: E402
+from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.ops import gemm as ops_gemm  # noqa: E402
-from dgmoe_ops.recipes import RECIPES  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 GEMM = ROOT / "csrc" / "gemm"

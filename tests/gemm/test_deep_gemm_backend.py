@@ -12,7 +12,7 @@ from dgmoe_ops import ops
 from dgmoe_ops.backends import deep_gemm as backend
 from dgmoe_ops.backends.deep_gemm import library as adapter
 from dgmoe_ops.backends.deep_gemm import rules
-from dgmoe_ops.layouts import ScaleForm
+from dgmoe_ops.formats.layouts import ScaleLayout
 
 GROUPS = K // 128
 MASKED = "m_grouped_fp8_gemm_nt_masked"
@@ -41,7 +41,7 @@ def test_every_op_reaches_its_function(pretend):
     library = pretend(Library(*ALL_NAMES), arch_major=10)
     for op in backend.OPS:
         library.calls.clear()
-        made = request(op, ScaleForm.PACKED_UE8M0)
+        made = request(op, ScaleLayout.PACKED_UE8M0)
         backend.run(made)
         # The first product of a process is the proof, by the same function as the last bf16 op.
         name, args, kwargs = library.calls[-1]
@@ -59,7 +59,7 @@ def test_every_op_reaches_its_function(pretend):
 def test_mxfp8_is_refused_on_hopper(pretend):
     library = pretend(Library(*ALL_NAMES))
     with pytest.raises(ValueError, match=r"recipe_b must be \(1, 128\) and .* on SM90, got \(1"):
-        backend.run(request("gemm_nt_mxfp8_f8f8bf16", ScaleForm.PACKED_UE8M0))
+        backend.run(request("gemm_nt_mxfp8_f8f8bf16", ScaleLayout.PACKED_UE8M0))
     assert not library.calls
 
 
@@ -68,10 +68,10 @@ def test_sm90_takes_aligned_fp32_scales_only(pretend):
     row_major = torch.ones(E, M, GROUPS)
     with pytest.raises(ValueError, match=r"a_scale must be MN-major.*align_scale.*float32 row-maj"):
         backend.run(request(a_scale=row_major))
-    packed = scales(E, M, GROUPS, ScaleForm.PACKED_UE8M0)
+    packed = scales(E, M, GROUPS, ScaleLayout.PACKED_UE8M0)
     with pytest.raises(ValueError, match=r"a_scale must be float32 on SM90, got packed UE8M0"):
         backend.run(request(a_scale=packed))
-    packed_b = scales(E, N, GROUPS, ScaleForm.PACKED_UE8M0)
+    packed_b = scales(E, N, GROUPS, ScaleLayout.PACKED_UE8M0)
     with pytest.raises(ValueError, match=r"b_scale must be contiguous float32.*got packed UE8M0"):
         backend.run(request(b_scale=packed_b))
     with pytest.raises(ValueError, match=r"recipe_a and recipe_b must be .* got \(1, 32\)"):
@@ -84,7 +84,7 @@ def test_sm90_takes_aligned_fp32_scales_only(pretend):
 @pytest.mark.parametrize("arch_major", [10, 12])
 def test_newer_devices_take_packed_scales_and_recipes(pretend, arch_major):
     library = pretend(Library(*ALL_NAMES), arch_major)
-    made = request(F8_CONTIG, ScaleForm.PACKED_UE8M0)
+    made = request(F8_CONTIG, ScaleLayout.PACKED_UE8M0)
     backend.run(made)
     backend.run(made._replace(recipe_a=(1, 128), recipe_b=(1, 128)))
     assert library.calls[-2][2] == {}
@@ -96,7 +96,7 @@ def test_newer_devices_take_packed_scales_and_recipes(pretend, arch_major):
 def test_sm120_has_no_masked_kernels(pretend):
     pretend(Library(*ALL_NAMES), 12)
     with pytest.raises(ValueError, match="must be contiguous segments on SM120, which has no"):
-        backend.run(request(F8_MASKED, ScaleForm.PACKED_UE8M0))
+        backend.run(request(F8_MASKED, ScaleLayout.PACKED_UE8M0))
 
 
 @pytest.mark.parametrize("arch_major", [8, 11])
@@ -139,10 +139,10 @@ def test_sizes_that_do_run(pretend):
 @pytest.mark.parametrize("rows", [1, 3, 4, 130])
 @pytest.mark.parametrize("batch", [None, 2])
 def test_is_mn_major_knows_what_the_ops_make(rows, batch):
-    for form in (ScaleForm.MN_MAJOR, ScaleForm.PACKED_UE8M0):
+    for form in (ScaleLayout.MN_MAJOR, ScaleLayout.PACKED_UE8M0):
         assert rules.is_mn_major(scales(batch, rows, 5, form))
     if rows > 1:
-        assert not rules.is_mn_major(scales(batch, rows, 5, ScaleForm.ROW_MAJOR))
+        assert not rules.is_mn_major(scales(batch, rows, 5, ScaleLayout.ROW_MAJOR))
 
 
 def test_align_scale_makes_what_sm90_takes():
@@ -202,9 +202,9 @@ def test_a_library_that_takes_no_recipes(pretend):
     library = Library(*ALL_NAMES)
     library.m_grouped_fp8_gemm_nt_contiguous = lambda a, b, d, layout, recipe=None: None
     pretend(library, 10, version="deep-gemm 2.0.0")
-    made = request(F8_CONTIG, ScaleForm.PACKED_UE8M0, recipe_a=(1, 32), recipe_b=(1, 32))
-    made = made._replace(a_scale=scales(None, M, K // 32, ScaleForm.PACKED_UE8M0))
-    made = made._replace(b_scale=scales(E, N, K // 32, ScaleForm.PACKED_UE8M0))
+    made = request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, recipe_a=(1, 32), recipe_b=(1, 32))
+    made = made._replace(a_scale=scales(None, M, K // 32, ScaleLayout.PACKED_UE8M0))
+    made = made._replace(b_scale=scales(E, N, K // 32, ScaleLayout.PACKED_UE8M0))
     with pytest.raises(RuntimeError, match="deep-gemm 2.0.0 takes no recipe_a and recipe_b"):
         backend.run(made)
 

@@ -10,7 +10,7 @@ from deep_gemm_stand_in import pretend as pretend
 from dgmoe_ops.backends import deep_gemm as backend
 from dgmoe_ops.backends.deep_gemm import native, overlap, scopes
 from dgmoe_ops.backends.deep_gemm.native import Argument
-from dgmoe_ops.layouts import ScaleForm
+from dgmoe_ops.formats.layouts import ScaleLayout
 
 MASKED, CONTIG = "m_grouped_fp8_gemm_nt_masked", "m_grouped_fp8_gemm_nt_contiguous"
 
@@ -96,10 +96,10 @@ def test_threads_do_not_see_each_others_scopes(pretend):
 def test_alignment_by_architecture(pretend):
     library = pretend(Switched(CONTIG), 10)
     with backend.contiguous_alignment(32):
-        backend.run(request(F8_CONTIG, ScaleForm.PACKED_UE8M0, m=96))
+        backend.run(request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, m=96))
     assert library.seen[-1][1]["mk_alignment_for_contiguous_layout"] == 32
     with pytest.raises(ValueError, match="multiple of 64 rows"), backend.contiguous_alignment(64):
-        backend.run(request(F8_CONTIG, ScaleForm.PACKED_UE8M0, m=96))
+        backend.run(request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, m=96))
     pretend(Switched(CONTIG))
     with (
         pytest.raises(ValueError, match="alignment must be one of 128 on SM90, got 64"),
@@ -317,7 +317,7 @@ def test_m_indices_are_looked_at_in_blocks(pretend, sane):
 def test_exponents_are_looked_at_where_the_tensor_core_takes_them(pretend, sane):
     pretend(Library(*(MASKED, CONTIG)), 10)
     counts = torch.tensor([1, 0], dtype=torch.int32)
-    made = request(F8_MASKED, ScaleForm.PACKED_UE8M0, info=counts)
+    made = request(F8_MASKED, ScaleLayout.PACKED_UE8M0, info=counts)
     backend.run(made)
     made.a_scale[1] = 0  # no expert's tile: never read
     made.a_scale[0, :, 0] = 0x00007F7F  # past the last group

@@ -41,7 +41,7 @@ def test_many_rows(device) -> None:
 
 
 @pytest.mark.parametrize("m", [7, 129])
-def test_every_scale_form(device, m) -> None:
+def test_every_scale_layout(device, m) -> None:
     if device.type == "cuda":
         pytest.skip("a GPU takes the one form that its DeepGEMM takes")
     c = case(device, F8)

@@ -44,7 +44,7 @@ def test_exact_numbers(device, m, n, k) -> None:
 
 
 @pytest.mark.parametrize("m", [7, 129])
-def test_every_scale_form(device, m) -> None:
+def test_every_scale_layout(device, m) -> None:
     if device.type == "cuda":
         pytest.skip("a GPU takes the one form that its DeepGEMM takes")
     a, a_scale = operand(m, 300, 0, device)

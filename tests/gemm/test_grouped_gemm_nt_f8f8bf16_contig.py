@@ -28,7 +28,7 @@ def test_exact_numbers(device) -> None:
     assert same_bits(d[valid] + 0.0, c.expected(True).flatten(0, 1)[valid] + 0.0)
 
 
-def test_every_scale_form(device) -> None:
+def test_every_scale_layout(device) -> None:
     if device.type == "cuda":
         pytest.skip("a GPU takes the one form that its DeepGEMM takes")
     c = case(device, F8)

@@ -33,7 +33,7 @@ def test_exact_numbers(device) -> None:
     assert same_bits(d[c.valid()] + 0.0, c.expected(True)[c.valid()] + 0.0)
 
 
-def test_every_scale_form(device) -> None:
+def test_every_scale_layout(device) -> None:
     if device.type == "cuda":
         pytest.skip("a GPU takes the one form that its DeepGEMM takes")
     c = case(device, F8)

@@ -12,9 +12,9 @@ from deep_gemm_stand_in import Library, mx_request
 from deep_gemm_stand_in import pretend as pretend
 
 import dgmoe_ops
-from dgmoe_ops import layer, platforms
-from dgmoe_ops.backends import deep_gemm
+from dgmoe_ops.backends import deep_gemm, platforms
 from dgmoe_ops.backends.deep_gemm import library
+from dgmoe_ops.layer import fused_moe as layer
 
 ALL_NAMES = tuple(dict.fromkeys(names[0] for names in library.FUNCTION_NAMES.values()))
 TMA_BYTES = 16

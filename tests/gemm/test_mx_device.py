@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers import F8
 
-from dgmoe_ops.layouts import ScaleForm, scale_sizes_and_strides
+from dgmoe_ops.formats.layouts import ScaleLayout, scale_sizes_and_strides
 from dgmoe_ops.reference import gemm_terms
 from dgmoe_ops.reference.scale import pack_words
 
@@ -31,7 +31,9 @@ def mn_major(words: torch.Tensor, device) -> torch.Tensor:
     """The same words as the kernels of a GPU take them."""
     batch = words.shape[0] if words.dim() == 3 else None
     groups = 4 * words.shape[-1]
-    sizes, strides = scale_sizes_and_strides(batch, words.shape[-2], groups, ScaleForm.PACKED_UE8M0)
+    sizes, strides = scale_sizes_and_strides(
+        batch, words.shape[-2], groups, ScaleLayout.PACKED_UE8M0
+    )
     return torch.empty_strided(sizes, strides, dtype=torch.int32, device=device).copy_(words)
 
 
@@ -133,7 +135,7 @@ def test_slabs_that_share_the_workspace(expected_m, k, device) -> None:
     rows = 2**20
     big = torch.empty((5, rows, small.k), dtype=F8, device=device)
     big[:, :128] = a
-    sizes, strides = scale_sizes_and_strides(5, rows, small.k // 128, ScaleForm.PACKED_UE8M0)
+    sizes, strides = scale_sizes_and_strides(5, rows, small.k // 128, ScaleLayout.PACKED_UE8M0)
     big_scale = torch.empty_strided(sizes, strides, dtype=torch.int32, device=device)
     big_scale[:, :128] = scales[0]
     run = torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked

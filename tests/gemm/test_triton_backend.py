@@ -21,7 +21,7 @@ from deep_gemm_stand_in import (
 from dgmoe_ops.backends import entry, triton
 from dgmoe_ops.backends.deep_gemm import contiguous_alignment, num_sms, overlap
 from dgmoe_ops.backends.triton.tiles import Product, choose, expected_rows
-from dgmoe_ops.layouts import ScaleForm
+from dgmoe_ops.formats.layouts import ScaleLayout
 
 MASKED = "m_grouped_fp8_gemm_nt_masked"
 OPS = (F8_MASKED, F8_CONTIG)
@@ -67,7 +67,7 @@ def test_mx_on_sm90_is_tritons(pretend, launched, op, recipe):  # noqa: F811
     assert not library.calls
 
 
-@pytest.mark.parametrize("arch_major, form", [(9, ScaleForm.MN_MAJOR), (10, None)])
+@pytest.mark.parametrize("arch_major, form", [(9, ScaleLayout.MN_MAJOR), (10, None)])
 def test_everything_else_is_deep_gemms(pretend, launched, arch_major, form):  # noqa: F811
     library = pretend(Library(MASKED, "fp8_fp4_gemm_nt"), arch_major)
     entry.run(request() if form is not None else mx_request(F8_MASKED, "mxfp8"))

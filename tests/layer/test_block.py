@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dgmoe_ops
-from dgmoe_ops.recipes import RECIPES
-from dgmoe_ops.routing import Scoring
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.layer.routing import Scoring
 from dgmoe_ops.testing.layer import relative_error
 
 TOKENS, HIDDEN, INTER, EXPERTS, TOP_K = 37, 128, 64, 8, 2

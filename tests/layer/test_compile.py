@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dgmoe_ops
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops.formats.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
 
 

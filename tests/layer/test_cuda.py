@@ -163,8 +163,8 @@ def test_offsets_past_two_to_the_31(device):
 
 
 def test_no_layout_moves_under_capture(device):
-    from dgmoe_ops.layer import resolve_layout
-    from dgmoe_ops.recipes import FP8_BLOCK
+    from dgmoe_ops.formats.recipes import FP8_BLOCK
+    from dgmoe_ops.layer.fused_moe import resolve_layout
 
     args, _ = layer_inputs(8, 16, 2, "fp8_block", device)
     for tokens in (1, 64, 10**6):

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("click")  # the formulas belong to the command line
 
-from dgmoe_ops.cli import memory  # noqa: E402
-from dgmoe_ops.recipes import RECIPES  # noqa: E402
+from dgmoe_ops.analysis import memory  # noqa: E402
+from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.testing.layer import layer_inputs  # noqa: E402
 
 

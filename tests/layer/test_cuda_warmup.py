@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import dgmoe_ops
-from dgmoe_ops import jit
+from dgmoe_ops.backends.deep_gemm import jit_cache
 
 SCRIPT = """
 import json, sys
@@ -26,7 +26,7 @@ args, kwargs = layer_inputs(64, 8, 2, recipe, "cuda")
 layer = torch.nn.Module()
 layer.w13, layer.w13_scale, layer.w2, layer.w2_scale = args[3:7]
 report = dgmoe_ops.warmup(layer, tokens=(1, 64), top_k=2, cache_dir=cache)
-warm = jit.kernels(cache)
+warm = jit_cache.kernels(cache)
 
 def run(tokens, layout):
     some = [t[:tokens] for t in args[:3]]
@@ -43,7 +43,7 @@ for layout in ("masked", "contig"):
         torch.cuda.synchronize()
         assert torch.equal(out, run(tokens, layout)), (layout, tokens)
 torch.cuda.synchronize()
-more = sorted(jit.kernels(cache) - warm)
+more = sorted(jit_cache.kernels(cache) - warm)
 print(json.dumps({"calls": report.calls, "compiled": report.compiled, "more": more}))
 """
 
@@ -95,7 +95,7 @@ def finish(child: subprocess.Popen) -> str:
 def test_processes_share_an_empty_cache_and_the_layer_compiles_nothing_more(recipe, tmp_path):
     together = [start(SCRIPT, tmp_path, recipe) for _ in range(2)]
     reports = [json.loads(finish(child).splitlines()[-1]) for child in together]
-    compiled = len(jit.kernels(tmp_path))
+    compiled = len(jit_cache.kernels(tmp_path))
     assert compiled > 0 and sum(report["compiled"] for report in reports) == compiled
     again = json.loads(finish(start(SCRIPT, tmp_path, recipe)).splitlines()[-1])
     assert again["compiled"] == 0 and again["calls"] == reports[0]["calls"]

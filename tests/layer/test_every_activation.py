@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgmoe_ops
-from dgmoe_ops.activations import ACTIVATIONS
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.layer.activations import ACTIVATIONS
 from dgmoe_ops.reference.layer import fused_moe_quantized_ref
 from dgmoe_ops.testing.layer import layer_inputs, relative_error
 

@@ -5,8 +5,8 @@ import torch
 from helpers import same_bits
 
 import dgmoe_ops
-from dgmoe_ops.layouts import ScaleForm
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops.formats.layouts import ScaleLayout
+from dgmoe_ops.formats.recipes import RECIPES
 from dgmoe_ops.reference.layer import fused_moe_quantized_ref, fused_moe_ref
 from dgmoe_ops.testing.layer import layer_inputs, relative_error
 
@@ -62,7 +62,7 @@ def test_error_of_given_tokens(tokens, recipe, device):
     group = RECIPES[recipe].group_size
     q, scale = dgmoe_ops.ops.quant_group_fp8(x, group)
     if RECIPES[recipe].mx:
-        q, packed = dgmoe_ops.ops.quant_group_fp8(x, group, ScaleForm.PACKED_UE8M0)
+        q, packed = dgmoe_ops.ops.quant_group_fp8(x, group, ScaleLayout.PACKED_UE8M0)
         scale = dgmoe_ops.ops.unpack_ue8m0(packed, x.shape[1] // group)
     dequantized = q.float() * scale.repeat_interleave(group, 1)
     got = torch.ops.dgmoe.fused_moe(x, *rest, **kwargs)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 import dgmoe_ops
 from dgmoe_ops import layouts, prepare_weights
-from dgmoe_ops.layer import resolve_layout
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.layer import fused_moe as layer_module
+from dgmoe_ops.layer.fused_moe import resolve_layout
 from dgmoe_ops.reference.layer import fused_moe_quantized_ref
 from dgmoe_ops.reference.scale import pack_words
 from dgmoe_ops.testing.layer import layer_inputs, relative_error, routing
@@ -94,7 +95,7 @@ def test_an_unpadded_size_needs_no_padding(recipe, device) -> None:
 def test_the_choice_of_a_layout_sees_values_not_bytes(monkeypatch) -> None:
     """Packed FP4 halves the columns of the weights, not of the slab."""
     seen = []
-    monkeypatch.setattr(dgmoe_ops.layer, "choose_layout", seen.append)
+    monkeypatch.setattr(layer_module, "choose_layout", seen.append)
     for recipe in MX:
         args, _ = layer_inputs(4, 4, 2, recipe, "cpu", 256, 128)
         resolve_layout("auto", 4, 2, args[3], args[5], RECIPES[recipe])

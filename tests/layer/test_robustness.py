@@ -7,7 +7,7 @@ import torch
 from torch.autograd import forward_ad
 
 import dgmoe_ops
-from dgmoe_ops.layouts import LayoutFacts, choose_layout
+from dgmoe_ops.formats.layouts import LayoutFacts, choose_layout
 from dgmoe_ops.testing.layer import layer_inputs
 
 

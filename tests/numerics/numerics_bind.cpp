@@ -78,7 +78,7 @@ PYBIND11_MODULE(numerics_bind, m) {
   });
   m.def("scale_offset", [](int64_t form, int64_t groups, int64_t batch_stride, int64_t row_stride,
                            int64_t column_stride, int64_t batch, int64_t row, int64_t column) {
-    const dgmoe::ScaleLayout layout{static_cast<dgmoe::ScaleForm>(form), groups, batch_stride,
+    const dgmoe::ScaleStrides layout{static_cast<dgmoe::ScaleLayout>(form), groups, batch_stride,
                                     row_stride, column_stride};
     return layout.at(batch, row, column);
   });

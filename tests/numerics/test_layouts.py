@@ -70,7 +70,7 @@ def test_divisions_agree(numerics, a: int, b: int) -> None:
 
 
 @given(
-    form=st.sampled_from(list(layouts.ScaleForm)),
+    form=st.sampled_from(list(layouts.ScaleLayout)),
     batch=st.integers(1, 4),
     mn=st.integers(0, 40),
     groups=st.integers(0, 20),
@@ -82,7 +82,7 @@ def test_scale_slots_are_distinct(numerics, form, batch: int, mn: int, groups: i
         for b, row, column in itertools.product(*map(range, sizes))
     ]
     assert len(set(offsets)) == len(offsets)
-    if form != layouts.ScaleForm.ROW_MAJOR:
+    if form != layouts.ScaleLayout.ROW_MAJOR:
         assert strides[1] == 1 and strides[2] % layouts.TMA_ELEMENTS == 0
 
 

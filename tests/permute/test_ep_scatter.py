@@ -13,7 +13,7 @@ from helpers import (
 from hypothesis import given
 from hypothesis.strategies import data
 
-from dgmoe_ops.layouts import contig_rows
+from dgmoe_ops.formats.layouts import contig_rows
 
 scatter = torch.ops.dgmoe.ep_scatter
 NAME = "ep_scatter"
@@ -59,7 +59,7 @@ def test_scales_follow_their_rows(device, packed: bool, form: int, alignment: in
     given_scale = torch.ops.dgmoe.pack_ue8m0(scale) if packed else scale
     ids = torch.randint(-1, experts + 1, (tokens, 3), device=device)
     rows, out, m_indices, src2dst = scatter(
-        x, given_scale, ids, experts, scale_form=form, alignment=alignment
+        x, given_scale, ids, experts, scale_layout=form, alignment=alignment
     )
     count = contig_rows(tokens * 3, experts, alignment)
     assert rows.shape[0] == out.shape[0] == m_indices.shape[0] == count
@@ -135,11 +135,11 @@ def test_refusals(device) -> None:
     for bad_ids in (ids.short(), ids[0], ids[:2]):
         with refused(NAME, "topk_ids"):
             scatter(x, scale, bad_ids, 4)
-    for arg, value in [("scale_form", 3), ("scale_form", 2), ("expert_start", -1)]:
+    for arg, value in [("scale_layout", 3), ("scale_layout", 2), ("expert_start", -1)]:
         with refused(NAME, arg):
             scatter(x, scale, ids, 4, **{arg: value})
-    with refused(NAME, "scale_form"):
-        scatter(x, scale.int(), ids, 4, scale_form=1)
+    with refused(NAME, "scale_layout"):
+        scatter(x, scale.int(), ids, 4, scale_layout=1)
     for alignment in (0, -4, 6, 2**31, 2**62):
         with refused(NAME, "alignment"):
             scatter(x, scale, ids, 4, alignment=alignment)

@@ -31,7 +31,7 @@ def as_floats(scale: torch.Tensor, groups: int) -> torch.Tensor:
 def test_is_its_parts_in_one(device, routing, form, padded_k, group_size) -> None:
     x = random_bf16((TOKENS, HIDDEN), device)
     rows, scale, masked_m, src2dst = preprocess(
-        x, routing, EXPERTS, group_size=group_size, scale_form=form, padded_k=padded_k
+        x, routing, EXPERTS, group_size=group_size, scale_layout=form, padded_k=padded_k
     )
     assert rows.shape[1] == 256
     counts, index = torch.ops.dgmoe.moe_dispatch_index(routing, EXPERTS, 256)
@@ -51,7 +51,7 @@ def test_padding_of_a_tile_has_scale_one(device, form: int) -> None:
     ids = torch.zeros((130, 1), dtype=torch.int32, device=device)
     ids[129] = 2
     _, scale, masked_m, _ = preprocess(
-        random_bf16((130, 160), device), ids, 3, group_size=32, scale_form=form
+        random_bf16((130, 160), device), ids, 3, group_size=32, scale_layout=form
     )
     assert masked_m.tolist() == [129, 0, 1]
     values = as_floats(scale, 5)
@@ -115,7 +115,7 @@ def test_refusals(device, routing) -> None:
     for arg, value in {
         "expert_start": -1,
         "group_size": 64,
-        "scale_form": 3,
+        "scale_layout": 3,
         "padded_k": HIDDEN - 1,
         "m_max": TOKENS - 1,
     }.items():

@@ -123,7 +123,7 @@ def test_refusals(device) -> None:
         with refused(NAME, "group_size"):
             quant(x, group_size, 0)
     for form in (-1, 3):
-        with refused(NAME, "scale_form"):
+        with refused(NAME, "scale_layout"):
             quant(x, 128, form)
     with refused(NAME, "padded_k"):
         quant(x, 128, 0, False, 127)

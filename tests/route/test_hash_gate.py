@@ -4,7 +4,7 @@ from helpers import check_random, int32, refused, same_bits, strided
 from hypothesis import given
 from hypothesis.strategies import data
 
-from dgmoe_ops.routing import Scoring
+from dgmoe_ops.layer.routing import Scoring
 from dgmoe_ops.testing import compare
 
 gate = torch.ops.dgmoe.hash_gate

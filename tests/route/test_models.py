@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dgmoe_ops.layer.routing import Scoring
 from dgmoe_ops.ops import hash_gate, topk_gate
-from dgmoe_ops.routing import Scoring
 
 pytest.importorskip("transformers")
 

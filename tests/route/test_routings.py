@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dgmoe_ops.layer.routing import ROUTINGS, Routing, Scoring, routing_table
 from dgmoe_ops.ops import hash_gate, topk_gate
-from dgmoe_ops.routing import ROUTINGS, Routing, Scoring, routing_table
 
 README = Path(__file__).parent.parent.parent / "README.md"
 

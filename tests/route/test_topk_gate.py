@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis.strategies import data
 
 from dgmoe_ops import reference
-from dgmoe_ops.routing import Scoring
+from dgmoe_ops.layer.routing import Scoring
 from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.samples import SAMPLES
 

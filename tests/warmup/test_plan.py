@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, layouts, plan_warmup
-from dgmoe_ops.recipes import RECIPES
-from dgmoe_ops.warmup import KernelCall
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.warmup.run import KernelCall
 
 SIZES = st.builds(
     LayerShape,

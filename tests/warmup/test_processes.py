@@ -12,11 +12,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from dgmoe_ops import jit
+from dgmoe_ops.backends.deep_gemm import jit_cache
 
 GROUPS, KERNELS = 4, 3
 
-# Loads jit.py by itself: it needs no torch, which would take longer than the test.
+# Loads jit_cache.py by itself: it needs no torch, which would take longer than the test.
 CHILD = f"""
 import importlib.util, json, os, sys, time
 from pathlib import Path
@@ -55,7 +55,7 @@ print(json.dumps([compiled, len(loaded)]))
 
 
 def start(cache: Path, count: int, mode: str = "") -> list[subprocess.Popen]:
-    command = [sys.executable, "-c", CHILD, jit.__file__, str(cache), mode]
+    command = [sys.executable, "-c", CHILD, jit_cache.__file__, str(cache), mode]
     return [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for _ in range(count)
@@ -103,12 +103,12 @@ def test_a_process_that_dies_while_it_compiles_blocks_nobody(tmp_path: Path) -> 
 
 
 def test_waiting_too_long_names_the_lock(tmp_path: Path) -> None:
-    group = jit.Group("g", [1])
-    file = jit._lock_file(tmp_path / "dgmoe_ops", group)
+    group = jit_cache.Group("g", [1])
+    file = jit_cache._lock_file(tmp_path / "dgmoe_ops", group)
     file.parent.mkdir()
     with filelock.FileLock(file), pytest.raises(TimeoutError) as caught:
         started = time.monotonic()
-        jit.compile_once(tmp_path, [group], lambda call: None, timeout=0.2)
+        jit_cache.compile_once(tmp_path, [group], lambda call: None, timeout=0.2)
     assert time.monotonic() - started < 5
     assert str(file) in str(caught.value) and "waited 0.2 s" in str(caught.value)
 
@@ -117,19 +117,19 @@ def test_a_call_that_fails_frees_the_lock_and_leaves_the_group_undone(tmp_path: 
     def fails(call):
         raise RuntimeError("no")
 
-    group = jit.Group("g", [1])
+    group = jit_cache.Group("g", [1])
     with pytest.raises(RuntimeError, match="no"):
-        jit.compile_once(tmp_path, [group], fails)
+        jit_cache.compile_once(tmp_path, [group], fails)
     done = []
-    jit.compile_once(tmp_path, [group], done.append, timeout=0)
+    jit_cache.compile_once(tmp_path, [group], done.append, timeout=0)
     assert done == [1]
 
 
 def test_a_finished_group_holds_for_its_identity_only(tmp_path: Path) -> None:
-    group = jit.Group("g", [1])
-    jit.compile_once(tmp_path, [group], lambda call: None, identity="a")
-    held = filelock.FileLock(jit._lock_file(tmp_path / "dgmoe_ops", group))
+    group = jit_cache.Group("g", [1])
+    jit_cache.compile_once(tmp_path, [group], lambda call: None, identity="a")
+    held = filelock.FileLock(jit_cache._lock_file(tmp_path / "dgmoe_ops", group))
     with held:
-        jit.compile_once(tmp_path, [group], lambda call: None, identity="a", timeout=0)
+        jit_cache.compile_once(tmp_path, [group], lambda call: None, identity="a", timeout=0)
         with pytest.raises(TimeoutError):
-            jit.compile_once(tmp_path, [group], lambda call: None, identity="b", timeout=0)
+            jit_cache.compile_once(tmp_path, [group], lambda call: None, identity="b", timeout=0)

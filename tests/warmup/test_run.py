@@ -10,13 +10,14 @@ import pytest
 import torch
 
 import dgmoe_ops
-from dgmoe_ops import LayerShape, config, jit, plan_warmup, warmup
-from dgmoe_ops._warmup_plan import layer_calls, layers_of
-from dgmoe_ops._warmup_run import OpRunner, operand_bytes, weight_bytes
-from dgmoe_ops.backends.deep_gemm import scopes
-from dgmoe_ops.recipes import RECIPES
+from dgmoe_ops import LayerShape, config, plan_warmup, warmup
+from dgmoe_ops.backends.deep_gemm import jit_cache, scopes
+from dgmoe_ops.formats.recipes import RECIPES
+from dgmoe_ops.layer import fused_moe as layer_module
 from dgmoe_ops.testing.layer import layer_inputs
-from dgmoe_ops.warmup import WarmupReport, _fit
+from dgmoe_ops.warmup.operands import OpRunner, operand_bytes, weight_bytes
+from dgmoe_ops.warmup.plan import layer_calls, layers_of
+from dgmoe_ops.warmup.run import WarmupReport, _fit
 
 SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 
@@ -25,9 +26,9 @@ SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for variable in config.VARIABLES:
         monkeypatch.setenv(variable.name, variable.default)  # a warm-up may set some
-    monkeypatch.setenv(jit.FOLDER_VARIABLE, str(tmp_path / "default"))
-    monkeypatch.setenv(jit.NVRTC_VARIABLE, "0")
-    monkeypatch.delitem(sys.modules, jit.LIBRARY, raising=False)
+    monkeypatch.setenv(jit_cache.FOLDER_VARIABLE, str(tmp_path / "default"))
+    monkeypatch.setenv(jit_cache.NVRTC_VARIABLE, "0")
+    monkeypatch.delitem(sys.modules, jit_cache.LIBRARY, raising=False)
 
 
 class Compiler:
@@ -52,7 +53,7 @@ def test_every_planned_call_runs_once_and_new_kernels_are_counted(tmp_path, caps
     report, compiler = run(tmp_path)
     plan = plan_warmup(SHAPE, tokens=(1, 600))
     assert sorted(map(repr, compiler.calls)) == sorted(map(repr, plan))
-    assert report.calls == len(plan) and report.compiled == len(jit.kernels(tmp_path)) > 4
+    assert report.calls == len(plan) and report.compiled == len(jit_cache.kernels(tmp_path)) > 4
     assert report.loaded == report.calls - report.compiled
     assert report.cache_dir == str(tmp_path) and report.shrunk == () and report.seconds > 0
     assert capsys.readouterr().err == ""
@@ -63,7 +64,7 @@ def test_every_planned_call_runs_once_and_new_kernels_are_counted(tmp_path, caps
 
 def test_kernels_that_were_removed_are_compiled_and_counted_again(tmp_path) -> None:
     first, _ = run(tmp_path)
-    for name in sorted(jit.kernels(tmp_path))[:2]:
+    for name in sorted(jit_cache.kernels(tmp_path))[:2]:
         for file in (tmp_path / "cache" / name).iterdir():
             file.unlink()
         (tmp_path / "cache" / name).rmdir()
@@ -176,13 +177,13 @@ def test_a_layer_calls_what_the_plan_names(monkeypatch) -> None:
                 made = []
                 kind = "bf16" if recipe == "bf16" else "f8f8bf16"
                 op = f"grouped_gemm_nt_{kind}_{layout}"
-                real = getattr(dgmoe_ops.layer, op)
+                real = getattr(layer_module, op)
 
                 def spy(a, *rest, made=made, real=real, **recipes):
                     made.append((tuple(a.shape), rest[-1] if isinstance(rest[-1], int) else None))
                     return real(a, *rest, **recipes)
 
-                monkeypatch.setattr(dgmoe_ops.layer, op, spy)
+                monkeypatch.setattr(layer_module, op, spy)
                 dgmoe_ops.fused_moe_inline(*args, layout=layout, **kwargs)
                 monkeypatch.undo()
                 prepared = torch.nn.Module()
@@ -255,32 +256,35 @@ def test_a_capture_refuses(monkeypatch, tmp_path) -> None:
 
 
 def test_where_the_cache_is(monkeypatch, tmp_path) -> None:
-    assert jit.configure(None, None) == tmp_path / "default"
-    monkeypatch.delenv(jit.FOLDER_VARIABLE)
-    assert jit.configure(None, None) == Path.home() / ".deep_gemm"
+    assert jit_cache.configure(None, None) == tmp_path / "default"
+    monkeypatch.delenv(jit_cache.FOLDER_VARIABLE)
+    assert jit_cache.configure(None, None) == Path.home() / ".deep_gemm"
     monkeypatch.setenv("DGMOE_JIT_CACHE_DIR", str(tmp_path / "ours"))
     monkeypatch.setenv("DGMOE_JIT_NVRTC", "1")
     report = warmup(SHAPE, tokens=[1], runner=lambda call: None)
-    assert report.cache_dir == str(tmp_path / "ours") == str(jit.folder()) and jit.uses_nvrtc()
+    assert (
+        report.cache_dir == str(tmp_path / "ours") == str(jit_cache.folder())
+        and jit_cache.uses_nvrtc()
+    )
     report = warmup(SHAPE, tokens=[1], runner=lambda call: None, cache_dir=tmp_path / "given")
-    assert report.cache_dir == str(tmp_path / "given") == str(jit.folder())
+    assert report.cache_dir == str(tmp_path / "given") == str(jit_cache.folder())
     # What the backend asks for when it imports the library: the argument, not the variable.
-    assert jit.configure(config.jit_cache_dir(), config.jit_nvrtc()) == tmp_path / "given"
+    assert jit_cache.configure(config.jit_cache_dir(), config.jit_nvrtc()) == tmp_path / "given"
     warmup(SHAPE, tokens=[1], runner=lambda call: None, use_nvrtc=False)
-    assert config.jit_nvrtc() is False and not jit.uses_nvrtc()
+    assert config.jit_nvrtc() is False and not jit_cache.uses_nvrtc()
     monkeypatch.setenv("DGMOE_JIT_NVRTC", "perhaps")
     with pytest.raises(ValueError, match="DGMOE_JIT_NVRTC must be one of auto, 0, 1"):
         warmup(SHAPE, tokens=[1], runner=lambda call: None)
 
 
 def test_a_library_that_is_imported_keeps_its_folder(monkeypatch, tmp_path) -> None:
-    monkeypatch.setitem(sys.modules, jit.LIBRARY, object())
-    assert jit.configure(tmp_path / "default", False) == tmp_path / "default"
+    monkeypatch.setitem(sys.modules, jit_cache.LIBRARY, object())
+    assert jit_cache.configure(tmp_path / "default", False) == tmp_path / "default"
     with pytest.raises(RuntimeError, match="imported with .*default and now .*other is asked"):
-        jit.configure(tmp_path / "other", None)
+        jit_cache.configure(tmp_path / "other", None)
     with pytest.raises(RuntimeError, match="imported for nvcc: set DG_JIT_USE_NVRTC=1"):
-        jit.configure(None, True)
-    assert jit.folder() == tmp_path / "default" and not jit.uses_nvrtc()
+        jit_cache.configure(None, True)
+    assert jit_cache.folder() == tmp_path / "default" and not jit_cache.uses_nvrtc()
 
 
 # ---- the bar ----

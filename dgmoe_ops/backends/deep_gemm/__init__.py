@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 
 from ... import _sanity, config
-from ...layouts import CONTIG_ALIGNMENT
+from ...formats.layouts import CONTIG_ALIGNMENT
 from ..request import OPS, Request, refuse
 from . import library, native, overlap, rules, sanity, scopes
 from .overlap import down_gemm_overlap

@@ -12,9 +12,9 @@ from types import ModuleType
 
 import torch
 
-from ... import config, jit
+from ... import config
 from ..request import OPS, Request
-from . import overlap, scopes
+from . import jit_cache, overlap, scopes
 from .versions import misfit, version
 
 #: What each op's function is called, newest name first; the releases differ.
@@ -57,13 +57,15 @@ def load() -> ModuleType:
     Raises:
         RuntimeError: it is missing, or a build for another torch; the message names what fits.
     """
-    if jit.LIBRARY not in sys.modules:
+    if jit_cache.LIBRARY not in sys.modules:
         # It reads its cache folder and compiler from the environment, when it is imported.
-        jit.configure(config.jit_cache_dir(), config.jit_nvrtc())
+        jit_cache.configure(config.jit_cache_dir(), config.jit_nvrtc())
     try:
-        return importlib.import_module(jit.LIBRARY)
+        return importlib.import_module(jit_cache.LIBRARY)
     except ModuleNotFoundError as error:
-        missing = "not installed" if error.name == jit.LIBRARY else f"its import fails: {error}"
+        missing = (
+            "not installed" if error.name == jit_cache.LIBRARY else f"its import fails: {error}"
+        )
         raise misfit(missing) from error
     except Exception as error:
         # A wheel for another torch fails as OSError, RuntimeError, AttributeError and more.

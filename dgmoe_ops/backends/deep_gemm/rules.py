@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import torch
 
-from ...layouts import CONTIG_ALIGNMENT, TILE_ROWS, TMA_ELEMENTS, round_up
+from ...formats.layouts import CONTIG_ALIGNMENT, TILE_ROWS, TMA_ELEMENTS, round_up
 from ..request import Request, refuse
 
 
@@ -118,7 +118,7 @@ def rule_of(arch_major: int) -> ArchRule | None:
     return RULES.get(arch_major)
 
 
-def scale_form_text(scale: torch.Tensor) -> str:
+def scale_layout_text(scale: torch.Tensor) -> str:
     """Name the form of a scale tensor by its dtype and strides."""
     packed = scale.dtype == torch.int32
     kind = "packed UE8M0 int32" if packed else str(scale.dtype).removeprefix("torch.")
@@ -167,7 +167,7 @@ def check_scale(op: str, arg: str, scale: torch.Tensor, form: Form, arch: str) -
     Raises:
         ValueError: it has another one; the message says what makes it right.
     """
-    got = scale_form_text(scale)
+    got = scale_layout_text(scale)
     if form == Form.FP32_MN_MAJOR and scale.dtype != torch.float32:
         raise refuse(op, arg, f"be float32 on {arch}", got)
     if not has_form(scale, form):

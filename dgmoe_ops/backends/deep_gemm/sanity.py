@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ..._sanity import at, first_where
-from ...layouts import TILE_ROWS, round_up
+from ...formats.layouts import TILE_ROWS, round_up
 from ..request import Request, refuse
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from ... import _sanity, config
-from ...layouts import CONTIG_ALIGNMENT
+from ...formats.layouts import CONTIG_ALIGNMENT
 from ..deep_gemm import overlap, rules, sanity, scopes
 from ..request import Request, refuse
 from .tiles import Config, Product, choose, expected_rows

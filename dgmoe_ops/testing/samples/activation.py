@@ -87,33 +87,33 @@ def _parameters(act) -> dict:
     return _SILU[act] if isinstance(act, str) else {"beta": act[0], "linear_beta": act[1]}
 
 
-def _quant_kwargs(group_size, scale_form, round_scale, round_activation) -> dict:
+def _quant_kwargs(group_size, scale_layout, round_scale, round_activation) -> dict:
     return {
         "group_size": group_size,
-        "scale_form": scale_form,
+        "scale_layout": scale_layout,
         "round_scale": round_scale,
         "round_activation": round_activation,
     }
 
 
 def _masked(
-    device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_form=1,
+    device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_layout=1,
     round_scale=False, round_activation=False, hard=False, strides="dense", over=False, swizzle=0,
     bias=None,
 ):  # fmt: skip
     args = _slab(device, seed, experts, m, inter, hard, strides, over)
-    kwargs = _quant_kwargs(group_size, scale_form, round_scale, round_activation)
+    kwargs = _quant_kwargs(group_size, scale_layout, round_scale, round_activation)
     columns = _columns(device, seed, experts, inter, swizzle, bias, strides)
     return args, {**kwargs, **_parameters(act), **columns}
 
 
 def _contig(
-    device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_form=1,
+    device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_layout=1,
     round_scale=False, round_activation=False, alignment=8, indices=True, hard=False,
     strides="dense", swizzle=0, bias=None,
 ):  # fmt: skip
     args = _contiguous(device, seed, experts, m, inter, alignment, indices, hard, strides)
-    kwargs = _quant_kwargs(group_size, scale_form, round_scale, round_activation)
+    kwargs = _quant_kwargs(group_size, scale_layout, round_scale, round_activation)
     bias = bias if indices else None
     columns = _columns(device, seed, experts, inter, swizzle, bias, strides)
     return args, {**kwargs, "alignment": alignment, **_parameters(act), **columns}
@@ -151,15 +151,15 @@ _SPACE = {
 _QUANT_SPACE = {
     **_SPACE,
     "group_size": (32, 128),
-    "scale_form": (0, 1, 2),
+    "scale_layout": (0, 1, 2),
     "round_scale": (False, True),
     "round_activation": (False, True),
 }
 _FORMS = [
-    {"group_size": group, "scale_form": form, "round_scale": rounded, "hard": True, "m": 19}
+    {"group_size": group, "scale_layout": form, "round_scale": rounded, "hard": True, "m": 19}
     for group in (32, 128)
     for form, rounded in ((0, False), (0, True), (1, False), (1, True), (2, False))
-] + [{"round_activation": True, "scale_form": form} for form in (1, 2)]
+] + [{"round_activation": True, "scale_layout": form} for form in (1, 2)]
 _CONTIG_EDGES = [
     {"indices": False, "inter": 32},
     {"alignment": 128, "m": 130, "inter": 7},
@@ -170,7 +170,7 @@ _CONTIG_EDGES = [
 def _samples(prefix: str, plain, acts: tuple) -> dict[str, Sample]:
     """Return the samples of a family of three ops, whose activation has these variants."""
     acts_hard = [{"act": act, "hard": True, "m": 9} for act in acts]
-    quant_acts = [{**case, "scale_form": form} for case in acts_hard for form in (1, 2)]
+    quant_acts = [{**case, "scale_layout": form} for case in acts_hard for form in (1, 2)]
     first = {"act": acts[0]}
 
     def with_first(cases: list[dict]) -> list[dict]:

@@ -8,15 +8,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ...reference.scale import pack_words
-from ._make import (
-    STRIDES,
-    Sample,
-    counts,
-    generator,
-    poison_padding,
-    segments,
-    with_strides,
-)
+from ._make import STRIDES, Sample, counts, generator, poison_padding, segments, with_strides
 
 
 def _grid(shape: tuple[int, ...]) -> torch.Tensor:

@@ -22,11 +22,11 @@ def _ids(kind, dtype, strides, device, tokens, top_k, experts, start, rng) -> to
 
 
 def _quant(
-    device, *, seed, rows=5, k=192, group_size=128, scale_form=0, round_scale=False, extra=None,
+    device, *, seed, rows=5, k=192, group_size=128, scale_layout=0, round_scale=False, extra=None,
     dtype=torch.bfloat16, hard=False, strides="dense",
 ):  # fmt: skip
     x = with_strides(_hidden(rows, k, hard, generator(seed)).to(dtype).to(device), strides)
-    return (x, group_size, scale_form, round_scale, None if extra is None else k + extra), {}
+    return (x, group_size, scale_layout, round_scale, None if extra is None else k + extra), {}
 
 
 def _dispatch(
@@ -39,7 +39,7 @@ def _dispatch(
 
 def _preprocess(
     device, *, seed, tokens=5, hidden=192, top_k=3, experts=4, start=0, group_size=128,
-    scale_form=1, round_scale=False, extra=None, slack=None, ids="mixed", dtype=torch.int32,
+    scale_layout=1, round_scale=False, extra=None, slack=None, ids="mixed", dtype=torch.int32,
     hard=False, strides="dense",
 ):  # fmt: skip
     rng = generator(seed)
@@ -48,7 +48,7 @@ def _preprocess(
     return (x, topk_ids, experts), {
         "expert_start": start,
         "group_size": group_size,
-        "scale_form": scale_form,
+        "scale_layout": scale_layout,
         "round_scale": round_scale,
         "padded_k": None if extra is None else hidden + extra,
         "m_max": None if slack is None else tokens + slack,
@@ -56,18 +56,18 @@ def _preprocess(
 
 
 def _scatter(
-    device, *, seed, tokens=5, k=192, top_k=3, experts=4, start=0, group_size=128, scale_form=1,
+    device, *, seed, tokens=5, k=192, top_k=3, experts=4, start=0, group_size=128, scale_layout=1,
     quantized=True, alignment=128, ids="mixed", dtype=torch.int32, hard=False, strides="dense",
 ):  # fmt: skip
     rng = generator(seed)
     x, x_scale = _hidden(tokens, k, hard, rng).bfloat16(), None
     if quantized:
-        x, x_scale = reference.quant_group_fp8_ref(x, group_size, scale_form)
+        x, x_scale = reference.quant_group_fp8_ref(x, group_size, scale_layout)
         x_scale = with_strides(x_scale.to(device), strides)
     topk_ids = _ids(ids, dtype, strides, device, tokens, top_k, experts, start, rng)
     return (with_strides(x.to(device), strides), x_scale, topk_ids, experts), {
         "expert_start": start,
-        "scale_form": scale_form,
+        "scale_layout": scale_layout,
         "alignment": alignment,
     }
 
@@ -95,14 +95,14 @@ _ROUTE_SPACE = {
 }
 _QUANT_SPACE = {
     "group_size": (32, 128),
-    "scale_form": (0, 1, 2),
+    "scale_layout": (0, 1, 2),
     "round_scale": (False, True),
     "extra": (None, 0, 1, 64, 200),
     "hard": (False, True),
 }
 _WIDTHS = (0, 1, 7, 32, 100, 128, 192, 576)
 _FORMS = [
-    {"group_size": group, "scale_form": form, "round_scale": rounded, "hard": True}
+    {"group_size": group, "scale_layout": form, "round_scale": rounded, "hard": True}
     for group in (32, 128)
     for form, rounded in ((0, False), (0, True), (1, False), (1, True), (2, False))
 ]
@@ -116,13 +116,13 @@ SAMPLES = {
             {"k": 0},
             {"k": 0, "extra": 64},
             {"rows": 1, "k": 1},
-            {"k": 7, "extra": 121, "scale_form": 2},
+            {"k": 7, "extra": 121, "scale_layout": 2},
             {"k": 32, "group_size": 32, "strides": "sliced"},
-            {"k": 576, "strides": "transposed", "extra": 64, "scale_form": 1},
+            {"k": 576, "strides": "transposed", "extra": 64, "scale_layout": 1},
             {"k": 100, "dtype": torch.float32, "strides": "stepped"},
             *({"rows": 50, "k": 192, **form} for form in _FORMS),
             {"rows": 50, "k": 130, "extra": 3, "hard": True, "dtype": torch.float32},
-            {"rows": 50, "k": 130, "hard": True, "dtype": torch.float32, "scale_form": 2},
+            {"rows": 50, "k": 130, "hard": True, "dtype": torch.float32, "scale_layout": 2},
         ],
         {
             "rows": (0, 1, 2, 5, 9),
@@ -144,7 +144,7 @@ SAMPLES = {
         [
             *({"hidden": 32, **route} for route in _ROUTES),
             {"hidden": 0},
-            {"hidden": 7, "extra": 121, "scale_form": 2},
+            {"hidden": 7, "extra": 121, "scale_layout": 2},
             {"hidden": 576, "extra": 64, "strides": "sliced", "slack": 3},
             {"hidden": 192, "group_size": 0, "extra": 8, "slack": 0},
             {"hidden": 7, "group_size": 0, "hard": True, "strides": "transposed"},
@@ -165,17 +165,17 @@ SAMPLES = {
         [
             *({"k": 32, **route} for route in _ROUTES),
             {"k": 0, "alignment": 4},
-            {"k": 7, "scale_form": 2, "alignment": 4, "strides": "transposed"},
-            {"k": 576, "group_size": 32, "scale_form": 2, "alignment": 32, "strides": "stepped"},
+            {"k": 7, "scale_layout": 2, "alignment": 4, "strides": "transposed"},
+            {"k": 576, "group_size": 32, "scale_layout": 2, "alignment": 32, "strides": "stepped"},
             {"k": 192, "quantized": False, "alignment": 96, "hard": True, "strides": "sliced"},
-            {"tokens": 16, "hard": True, "scale_form": 0, "alignment": 12},
-            {"tokens": 16, "hard": True, "scale_form": 2, "alignment": 64},
+            {"tokens": 16, "hard": True, "scale_layout": 0, "alignment": 12},
+            {"tokens": 16, "hard": True, "scale_layout": 2, "alignment": 64},
         ],
         {
             **_ROUTE_SPACE,
             "k": _WIDTHS,
             "group_size": (32, 128),
-            "scale_form": (0, 1, 2),
+            "scale_layout": (0, 1, 2),
             "quantized": (False, True),
             "alignment": (4, 8, 12, 128),
             "hard": (False, True),

@@ -17,7 +17,7 @@ FP4_DTYPES = (torch.int8, torch.uint8)
 EXPONENTS = (torch.uint8, E8M0, torch.float32)
 
 
-class Form(enum.Enum):
+class WeightFormat(enum.Enum):
     """What the weights are and what their scales cover."""
 
     FLOAT = "bfloat16 or float32"
@@ -35,54 +35,56 @@ def values_per_element(weight: torch.Tensor) -> int:
     return 2 if weight.dtype in FP4_DTYPES else 1
 
 
-def weight_dtypes(form: Form) -> tuple[torch.dtype, ...]:
-    return {Form.FLOAT: FLOATS, Form.MXFP4: FP4_DTYPES}.get(form, (F8,))
+def weight_dtypes(form: WeightFormat) -> tuple[torch.dtype, ...]:
+    return {WeightFormat.FLOAT: FLOATS, WeightFormat.MXFP4: FP4_DTYPES}.get(form, (F8,))
 
 
-def scale_shapes(form: Form, experts: int, n: int, k: int, halves: int) -> list[tuple[int, ...]]:
+def scale_shapes(
+    form: WeightFormat, experts: int, n: int, k: int, halves: int
+) -> list[tuple[int, ...]]:
     """The shapes that the scales of `form` may have; blocks never lie across gate and up."""
-    if form is Form.FP8_BLOCK:
+    if form is WeightFormat.FP8_BLOCK:
         rows = halves * ceil_div(n // halves, WEIGHT_BLOCK)
         return [(experts, rows, ceil_div(k, WEIGHT_BLOCK))]
-    if form is Form.FP8_TENSOR:
+    if form is WeightFormat.FP8_TENSOR:
         return list(dict.fromkeys([(), (experts,), (experts, 1), (experts, halves)]))
     return [(experts, n, ceil_div(k, MX_GROUP))]
 
 
-def packed_shape(form: Form, experts: int, n: int, k: int) -> tuple[int, ...]:
+def packed_shape(form: WeightFormat, experts: int, n: int, k: int) -> tuple[int, ...]:
     """The shape of prepared, packed UE8M0 scales."""
-    group = WEIGHT_BLOCK if form is Form.FP8_BLOCK else MX_GROUP
+    group = WEIGHT_BLOCK if form is WeightFormat.FP8_BLOCK else MX_GROUP
     return (experts, n, ceil_div(ceil_div(k, group), GROUPS_PER_WORD))
 
 
-def _fits(form: Form, weight: torch.Tensor, scale: torch.Tensor, halves: int) -> bool:
+def _fits(form: WeightFormat, weight: torch.Tensor, scale: torch.Tensor, halves: int) -> bool:
     experts, n, k = weight.shape
     k *= values_per_element(weight)
     shape = tuple(scale.shape)
     if scale.dtype == torch.int32:
-        packable = form is not Form.FP8_TENSOR
+        packable = form is not WeightFormat.FP8_TENSOR
         return packable and shape == packed_shape(form, experts, n, k)
-    dtypes = (torch.float32,) if form is Form.FP8_TENSOR else EXPONENTS
+    dtypes = (torch.float32,) if form is WeightFormat.FP8_TENSOR else EXPONENTS
     return scale.dtype in dtypes and shape in scale_shapes(form, experts, n, k, halves)
 
 
-def forms_of(
-    weight: torch.Tensor, scale: torch.Tensor | None, halves: int, among: tuple[Form, ...]
-) -> list[Form]:
+def formats_of(
+    weight: torch.Tensor, scale: torch.Tensor | None, halves: int, among: tuple[WeightFormat, ...]
+) -> list[WeightFormat]:
     """The forms among these that the weight (experts, n, k) and its scale can be."""
     forms = [form for form in among if weight.dtype in weight_dtypes(form)]
     if scale is None:
-        return [form for form in forms if form is Form.FLOAT]
-    return [f for f in forms if f is not Form.FLOAT and _fits(f, weight, scale, halves)]
+        return [form for form in forms if form is WeightFormat.FLOAT]
+    return [f for f in forms if f is not WeightFormat.FLOAT and _fits(f, weight, scale, halves)]
 
 
-def refuse(
+def refuse_weight(
     where: str,
     arg: str,
     weight: torch.Tensor,
     scale: torch.Tensor | None,
     halves: int,
-    among: tuple[Form, ...],
+    among: tuple[WeightFormat, ...],
 ) -> NoReturn:
     """Say which of the weight and its scale is wrong, and what would be right."""
     forms = [form for form in among if weight.dtype in weight_dtypes(form)]
@@ -91,7 +93,7 @@ def refuse(
         raise ValueError(
             f"{where}: {arg} must be one of {', '.join(dtypes)}, got {name(weight.dtype)}"
         )
-    quantized = [form for form in forms if form is not Form.FLOAT]
+    quantized = [form for form in forms if form is not WeightFormat.FLOAT]
     if (scale is not None) != bool(quantized):
         # Floats and quantised dtypes do not overlap.
         got = None if scale is None else f"a {name(scale.dtype)} tensor"
@@ -104,7 +106,7 @@ def refuse(
     wanted = []
     for form in quantized:
         shapes = scale_shapes(form, experts, n, k, halves)
-        dtypes = (torch.float32,) if form is Form.FP8_TENSOR else EXPONENTS
+        dtypes = (torch.float32,) if form is WeightFormat.FP8_TENSOR else EXPONENTS
         wanted.append(f"{'/'.join(map(name, dtypes))} of shape {' or '.join(map(str, shapes))}")
     raise ValueError(
         f"{where}: {arg}_scale must be {', or '.join(wanted)}, for {name(weight.dtype)} {arg}"

@@ -3,7 +3,7 @@
 DeepGEMM compiles a kernel at its first call, for seconds: one for each op, n, k, number of experts,
 recipe and alignment, and for each tile that it chooses by m or expected_m. `warmup` makes those
 calls with operands of its own, so that the kernels are in the library's cache folder and loaded
-into this process. Processes that start together share the compiling out (`jit.compile_once`).
+into this process. Processes that start together share the compiling out (`jit_cache.compile_once`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,12 @@ from pathlib import Path
 
 import torch
 
-from . import _progress, config, jit, platforms
-from ._warmup_plan import (
+from .. import _progress, config
+from ..backends import platforms
+from ..backends.deep_gemm import jit_cache
+from ..weights.prepare import MoEWeights
+from .operands import OpRunner, operand_bytes, weight_bytes
+from .plan import (
     KernelCall,
     Layer,
     LayerShape,
@@ -32,8 +36,6 @@ from ._warmup_plan import (
     plan_warmup,
     spans_of,
 )
-from ._warmup_run import OpRunner, operand_bytes, weight_bytes
-from .prepare import MoEWeights
 
 __all__ = [
     "KernelCall",
@@ -188,7 +190,7 @@ def _identity(device: torch.device | None) -> str:
     if device is not None:
         found = torch.cuda.get_device_properties(device)
         parts.append(f"{found.name} {found.major}.{found.minor} {found.multi_processor_count}")
-    skipped = jit.FOLDER_VARIABLE
+    skipped = jit_cache.FOLDER_VARIABLE
     parts += [f"{k}={v}" for k, v in sorted(os.environ.items()) if k[:3] == "DG_" and k != skipped]
     return "\n".join(parts)
 
@@ -206,15 +208,15 @@ def _check_platform(
     arch: int, layers: list[Layer], layouts: Iterable[str], own: dict, packed: bool
 ) -> None:
     for layer in layers:
-        form = layer.recipe.scale_form_name(packed)
+        form = layer.recipe.scale_layout_name(packed)
         weight = own.get((layer.experts, *layer.gemms[0], layer.recipe.name))
         if layer.recipe.quantized and weight is not None:
-            form = layer.recipe.scale_form_name(weight[1].dtype == torch.int32)
+            form = layer.recipe.scale_layout_name(weight[1].dtype == torch.int32)
         for layout in layouts:
             platforms.check(arch, layer.recipe.name, layout, form)
 
 
-def _groups(calls: Iterable[KernelCall]) -> list[jit.Group]:
+def _groups(calls: Iterable[KernelCall]) -> list[jit_cache.Group]:
     """Calls that may share kernels, the weights next to each other and the largest call first: the
     memory of a call then serves the ones after it."""
     groups: dict[tuple, list[KernelCall]] = {}
@@ -222,7 +224,9 @@ def _groups(calls: Iterable[KernelCall]) -> list[jit.Group]:
         groups.setdefault(call.group, []).append(call)
     ordered = sorted(groups.items(), key=lambda item: (item[1][0].weight, item[0][0]))
     return [
-        jit.Group(repr(key), sorted(found, key=lambda c: (c.m, c.expected_m or 0), reverse=True))
+        jit_cache.Group(
+            repr(key), sorted(found, key=lambda c: (c.m, c.expected_m or 0), reverse=True)
+        )
         for key, found in ordered
     ]
 
@@ -242,8 +246,8 @@ def warmup(
     progress: bool = True,
     runner: Callable[[KernelCall], object] | None = None,
     free_bytes: Callable[[], int] | None = None,
-    list_kernels: Callable[[Path], set[str]] = jit.kernels,
-    lock_timeout: float = jit.LOCK_TIMEOUT,
+    list_kernels: Callable[[Path], set[str]] = jit_cache.kernels,
+    lock_timeout: float = jit_cache.LOCK_TIMEOUT,
 ) -> WarmupReport:
     """Compile and load every kernel that the grouped GEMMs of a layer can need, before it serves.
 
@@ -308,7 +312,7 @@ def warmup(
     free = free_bytes()
     folder = config.jit_cache_dir() if cache_dir is None else cache_dir
     nvrtc = config.jit_nvrtc() if use_nvrtc is None else use_nvrtc
-    cache = jit.configure(folder, nvrtc)
+    cache = jit_cache.configure(folder, nvrtc)
     # The backend reads the variables when it imports the library; an argument goes before them.
     if cache_dir is not None:
         os.environ["DGMOE_JIT_CACHE_DIR"] = str(cache)
@@ -333,7 +337,7 @@ def warmup(
                 torch.cuda.synchronize(device)  # a failure then belongs to this call
             advance()
 
-        compiled = jit.compile_once(
+        compiled = jit_cache.compile_once(
             cache,
             _groups(calls),
             run,

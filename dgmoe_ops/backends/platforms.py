@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 LAYOUTS = ("masked", "contig")
 #: What the scales of the weights are: none (bf16), float32 128x128 blocks, packed UE8M0 a row.
-SCALE_FORMS = ("none", "block_fp32", "packed_ue8m0")
+SCALE_LAYOUTS = ("none", "block_fp32", "packed_ue8m0")
 
 
 class Cell(NamedTuple):
@@ -20,7 +20,7 @@ class Cell(NamedTuple):
 
     recipe: str
     layout: str
-    scale_form: str
+    scale_layout: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ PLATFORMS: tuple[Platform, ...] = (
         (Backend("dgmoe_ops", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
     # The library has no MX kernels for it. Ours take few rows, some and many. Only what
-    # they do not take needs Triton: `dgmoe_ops/cli/workspace.py` has the rule.
+    # they do not take needs Triton: `dgmoe_ops/analysis/workspace.py` has the rule.
     Platform(
         "SM90",
         (90,),
@@ -124,30 +124,30 @@ def all_cells() -> Iterator[Cell]:
     """Iterate over every combination that the table can be asked for, legal or not."""
     for recipe in RECIPES:
         for layout in LAYOUTS:
-            for form in SCALE_FORMS:
+            for form in SCALE_LAYOUTS:
                 yield Cell(recipe, layout, form)
 
 
-def is_legal(arch: int | str, recipe: str, layout: str, scale_form: str) -> bool:
+def is_legal(arch: int | str, recipe: str, layout: str, scale_layout: str) -> bool:
     """Tell whether a cell is legal on an architecture."""
     platform = platform_of(arch)
-    return platform is not None and Cell(recipe, layout, scale_form) in platform.cells
+    return platform is not None and Cell(recipe, layout, scale_layout) in platform.cells
 
 
-def backend_of(arch: int | str, recipe: str, layout: str, scale_form: str) -> str | None:
+def backend_of(arch: int | str, recipe: str, layout: str, scale_layout: str) -> str | None:
     """Name who runs a cell on an architecture; None where nobody does."""
     platform = platform_of(arch)
-    cell = Cell(recipe, layout, scale_form)
+    cell = Cell(recipe, layout, scale_layout)
     backends = platform.backends if platform else ()
     return next((backend.name for backend in backends if cell in backend.cells), None)
 
 
-def scale_forms(arch: int | str, recipe: str) -> tuple[str, ...]:
+def scale_layouts(arch: int | str, recipe: str) -> tuple[str, ...]:
     """The weight-scale forms with which a recipe runs on an architecture in some layout, the one
     that `prepare_weights` makes there first."""
     platform = platform_of(arch)
-    legal = {c.scale_form for c in platform.cells if c.recipe == recipe} if platform else set()
-    return tuple(form for form in SCALE_FORMS if form in legal)
+    legal = {c.scale_layout for c in platform.cells if c.recipe == recipe} if platform else set()
+    return tuple(form for form in SCALE_LAYOUTS if form in legal)
 
 
 def layouts_of(arch: int | str, recipe: str) -> tuple[str, ...]:
@@ -176,31 +176,31 @@ def _what_would_work(platform: Platform, wanted: Cell) -> str:
         return f"{wanted.recipe} runs on {_runs_at(wanted.recipe)}; {', '.join(there)} run there"
     near = [c for c in cells if c.layout == wanted.layout] or cells
     # A layout that must change keeps the scales where it can.
-    near = [c for c in near if c.scale_form == wanted.scale_form] or near
+    near = [c for c in near if c.scale_layout == wanted.scale_layout] or near
     layouts = [layout for layout in LAYOUTS if any(c.layout == layout for c in near)]
-    forms = [form for form in SCALE_FORMS if any(c.scale_form == form for c in near)]
+    forms = [form for form in SCALE_LAYOUTS if any(c.scale_layout == form for c in near)]
     return (
         f"{wanted.recipe} runs there in layout {' or '.join(layouts)} with weight scales"
         f' {" or ".join(forms)} (prepare_weights with target="{platform.target}")'
     )
 
 
-def check(arch: int | str, recipe: str, layout: str, scale_form: str) -> None:
+def check(arch: int | str, recipe: str, layout: str, scale_layout: str) -> None:
     """Check that a recipe runs on an architecture in a layout, with weight scales of a form.
 
     Args:
         arch: compute capability major * 10 + minor, or "cpu".
         recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
         layout: "masked" or "contig".
-        scale_form: of the weights: "none", "block_fp32" or "packed_ue8m0".
+        scale_layout: of the weights: "none", "block_fp32" or "packed_ue8m0".
 
     Raises:
         ValueError: it does not, or a name is unknown; the message says what would work.
     """
     _known("recipe", recipe, RECIPES)
     _known("layout", layout, LAYOUTS)
-    _known("scale_form", scale_form, SCALE_FORMS)
-    if is_legal(arch, recipe, layout, scale_form):
+    _known("scale_layout", scale_layout, SCALE_LAYOUTS)
+    if is_legal(arch, recipe, layout, scale_layout):
         return
     platform = platform_of(arch)
     if platform is None or not platform.cells:
@@ -208,8 +208,8 @@ def check(arch: int | str, recipe: str, layout: str, scale_form: str) -> None:
             f"dgmoe_ops.platforms: arch must be one that grouped GEMMs exist for, got"
             f" {arch_name(arch)}; {recipe} runs on {_runs_at(recipe)}"
         )
-    work = _what_would_work(platform, Cell(recipe, layout, scale_form))
+    work = _what_would_work(platform, Cell(recipe, layout, scale_layout))
     raise ValueError(
         f"dgmoe_ops.platforms: {platform.name} does not run recipe {recipe} in layout {layout} with"
-        f" weight scales {scale_form}; {work}"
+        f" weight scales {scale_layout}; {work}"
     )

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from .. import platforms
-from ..layouts import (
+from ..backends import platforms
+from ..formats.layouts import (
     CONTIG_ALIGNMENT,
     TILE_ROWS,
     LayoutExplanation,
@@ -14,7 +14,7 @@ from ..layouts import (
     round_up,
     slab_rows,
 )
-from . import memory, work
+from . import memory, roofline
 from .gpus import Gpu
 from .memory import Call
 
@@ -37,7 +37,7 @@ def padding(call: Call, layout: str, counts: list[int]) -> dict:
     }
 
 
-def _stage(stage: memory.Stage, moved: work.Work, gpu: Gpu | None, quantized: bool) -> dict:
+def _stage(stage: memory.Stage, moved: roofline.Work, gpu: Gpu | None, quantized: bool) -> dict:
     seconds = moved.seconds(gpu, quantized) if gpu else None
     return {
         "stage": stage.name,
@@ -53,7 +53,7 @@ def _stage(stage: memory.Stage, moved: work.Work, gpu: Gpu | None, quantized: bo
 
 def _layout(call: Call, layout: str, counts: list[int], gpu: Gpu | None) -> dict:
     quantized = call.recipe.quantized
-    parts = zip(memory.stages(call, layout), work.work(call, layout, counts), strict=True)
+    parts = zip(memory.stages(call, layout), roofline.work(call, layout, counts), strict=True)
     stages = [_stage(stage, moved, gpu, quantized) for stage, moved in parts]
     per_expert = (
         {"slab_rows_per_expert": slab_rows(call.tokens)}
@@ -83,7 +83,7 @@ def _choice(explained: LayoutExplanation) -> dict:
 def _legal(call: Call, layout: str) -> str | None:
     """None, or why the layout does not run where the call does."""
     try:
-        form = call.recipe.scale_form_name(call.packed)
+        form = call.recipe.scale_layout_name(call.packed)
         platforms.check(call.arch, call.recipe.name, layout, form)
     except ValueError as error:
         return str(error)
@@ -123,5 +123,5 @@ def build(
         "budget_bytes": None if memory_bytes is None else facts.budget_bytes,
         "weight_bytes": call.local_experts * (w13 + w2),
         "layouts": {layout: _layout(call, layout, even_counts, gpu) for layout in LAYOUTS},
-        "floor_seconds": work.floor_seconds(call, even_counts, gpu) if gpu else None,
+        "floor_seconds": roofline.floor_seconds(call, even_counts, gpu) if gpu else None,
     }

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..layouts import (
+from ..formats.layouts import (
     TMA_ELEMENTS,
     LayoutFacts,
-    ScaleForm,
+    ScaleLayout,
     ceil_div,
     contig_rows,
     expected_rows,
@@ -21,8 +21,8 @@ from ..layouts import (
     scale_sizes_and_strides,
     slab_rows,
 )
-from ..prepare import padded_sizes
-from ..recipes import Recipe
+from ..formats.recipes import Recipe
+from ..weights.prepare import padded_sizes
 from . import workspace
 
 BF16, WORD = 2, 4  #: bytes
@@ -79,8 +79,8 @@ class Call:
         return self.packed or self.recipe.mx
 
     @property
-    def form(self) -> ScaleForm:
-        return ScaleForm.PACKED_UE8M0 if self.packs else ScaleForm.MN_MAJOR
+    def form(self) -> ScaleLayout:
+        return ScaleLayout.PACKED_UE8M0 if self.packs else ScaleLayout.MN_MAJOR
 
     def facts(self, layout: str, memory_bytes: int | None) -> LayoutFacts:
         """What the layer would look at to choose a layout for this call."""
@@ -101,14 +101,14 @@ class Call:
             return self.local_experts * slab_rows(self.tokens)
         return int(contig_rows(self.tokens * self.top_k, self.local_experts))
 
-    def scale_bytes(self, batch: int | None, rows: int, columns: int, form: ScaleForm) -> int:
+    def scale_bytes(self, batch: int | None, rows: int, columns: int, form: ScaleLayout) -> int:
         """Bytes of the storage of activation scales; 0 where nothing is quantised."""
         if not self.recipe.quantized:
             return 0
         groups = ceil_div(columns, self.recipe.group_size)
         words = scale_sizes_and_strides(None, rows, groups, form)[0][1]
         # The slack of a column up to its 16 bytes is allocated too.
-        leading = rows if form == ScaleForm.ROW_MAJOR else round_up(rows, TMA_ELEMENTS)
+        leading = rows if form == ScaleLayout.ROW_MAJOR else round_up(rows, TMA_ELEMENTS)
         return (1 if batch is None else batch) * leading * words * WORD
 
     def gemm_workspace(self, layout: str, n: int, k: int) -> dict[str, int]:
@@ -171,7 +171,7 @@ def _place_scratch(call: Call, layout: str) -> dict[str, int]:
         return {}
     counters = {"counts, offsets": 2 * call.local_experts * WORD}
     if call.recipe.quantized:
-        form = ScaleForm.PACKED_UE8M0 if call.packs else ScaleForm.ROW_MAJOR
+        form = ScaleLayout.PACKED_UE8M0 if call.packs else ScaleLayout.ROW_MAJOR
         scale = call.scale_bytes(None, call.tokens, call.padded_hidden, form)
         return {"x": call.tokens * call.padded_hidden, "x_scale": scale, **counters}
     if call.padded_hidden != call.hidden:

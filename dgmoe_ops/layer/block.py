@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from .layer import fused_moe
-from .ops.gemm import gemm_nt_bf16bf16f32
-from .ops.route import hash_gate, topk_gate
-from .prepare import MoEWeights
+from ..ops.gemm import gemm_nt_bf16bf16f32
+from ..ops.route import hash_gate, topk_gate
+from ..weights.prepare import MoEWeights
+from .fused_moe import fused_moe
 from .routing import Scoring
 
 _GATE_COLUMNS, _GATE_ROWS = 64, 8  # what the GEMM of the gate takes multiples of on a GPU

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 
-
-class Scoring(IntEnum):
-    """What a router's logit becomes before it is a weight."""
-
-    SOFTMAX = 0
-    SIGMOID = 1
-    SQRT_SOFTPLUS = 2  # sqrt(log(1 + e^x))
-    IDENTITY = 3
+from ..ops.route import Scoring
 
 
 @dataclass(frozen=True)

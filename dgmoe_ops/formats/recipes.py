@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from . import _checkpoint
-from ._checkpoint import Form
-from .layouts import GROUPS_PER_WORD, MX_GROUP, ScaleForm, ceil_div
+from .layouts import GROUPS_PER_WORD, MX_GROUP, ScaleLayout, ceil_div
+from .weights import WeightFormat, formats_of, refuse_weight
 
 TARGETS = ("cpu", "sm90", "sm100", "sm120")  #: what weights are prepared for
 
-GemmRecipe = tuple[int, int]  #: rows and columns that share a scale
+Granularity = tuple[int, int]  #: rows and columns that share a scale
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,8 @@ class Recipe:
         weight_block: (rows, columns) of a weight that share a scale, or None.
         k_multiple: hidden and intermediate sizes are padded to a multiple of this at weight
             preparation.
-        scale_forms: (target, form of the weight scales there); what is missing cannot be prepared.
+        scale_layouts: (target, layout of the weight scales there); what is missing cannot be
+            prepared.
         sources: the checkpoint forms that `prepare_weights` makes it from.
         values_per_element: 2 where an element of the weight tensor holds two values.
     """
@@ -38,8 +38,8 @@ class Recipe:
     group_size: int
     weight_block: tuple[int, int] | None
     k_multiple: int
-    scale_forms: tuple[tuple[str, str], ...]
-    sources: tuple[Form, ...]
+    scale_layouts: tuple[tuple[str, str], ...]
+    sources: tuple[WeightFormat, ...]
     values_per_element: int = 1
 
     @property
@@ -75,11 +75,11 @@ class Recipe:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        return tuple(target for target, _ in self.scale_forms)
+        return tuple(target for target, _ in self.scale_layouts)
 
-    def weight_scale_form(self, target: str) -> str:
+    def weight_scale_layout(self, target: str) -> str:
         """The form of the weight scales for a target: "none", "block_fp32" or "packed_ue8m0"."""
-        for known, form in self.scale_forms:
+        for known, form in self.scale_layouts:
             if known == target:
                 return form
         raise ValueError(
@@ -87,17 +87,17 @@ class Recipe:
             f" {self.name}, got {target!r}"
         )
 
-    def scale_form_name(self, packed: bool) -> str:
+    def scale_layout_name(self, packed: bool) -> str:
         """The form of weight scales that are packed or not: what `platforms` calls it."""
         if not self.quantized:
             return "none"
         return "packed_ue8m0" if packed or self.mx else "block_fp32"
 
-    def scale_form(self, weight_scale: torch.Tensor | None) -> ScaleForm:
+    def scale_layout(self, weight_scale: torch.Tensor | None) -> ScaleLayout:
         """The form of activation scales that goes with these weight scales: the tensor decides, not
         the device."""
         packed = weight_scale is not None and weight_scale.dtype == torch.int32
-        return ScaleForm.PACKED_UE8M0 if packed else ScaleForm.MN_MAJOR
+        return ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.MN_MAJOR
 
 
 BF16 = Recipe(
@@ -106,8 +106,8 @@ BF16 = Recipe(
     group_size=0,
     weight_block=None,
     k_multiple=64,
-    scale_forms=tuple((target, "none") for target in TARGETS),
-    sources=(Form.FLOAT,),
+    scale_layouts=tuple((target, "none") for target in TARGETS),
+    sources=(WeightFormat.FLOAT,),
 )
 FP8_BLOCK = Recipe(
     "fp8_block",
@@ -115,13 +115,18 @@ FP8_BLOCK = Recipe(
     group_size=128,
     weight_block=(128, 128),
     k_multiple=128,
-    scale_forms=(
+    scale_layouts=(
         ("cpu", "block_fp32"),
         ("sm90", "block_fp32"),
         ("sm100", "packed_ue8m0"),
         ("sm120", "packed_ue8m0"),
     ),
-    sources=(Form.FLOAT, Form.FP8_BLOCK, Form.FP8_TENSOR, Form.MXFP4),
+    sources=(
+        WeightFormat.FLOAT,
+        WeightFormat.FP8_BLOCK,
+        WeightFormat.FP8_TENSOR,
+        WeightFormat.MXFP4,
+    ),
 )
 MXFP8 = Recipe(
     "mxfp8",
@@ -130,8 +135,8 @@ MXFP8 = Recipe(
     weight_block=(1, MX_GROUP),
     k_multiple=128,
     # SM120 has no cell for it.
-    scale_forms=tuple((target, "packed_ue8m0") for target in ("cpu", "sm90", "sm100")),
-    sources=(Form.FLOAT, Form.MXFP8),
+    scale_layouts=tuple((target, "packed_ue8m0") for target in ("cpu", "sm90", "sm100")),
+    sources=(WeightFormat.FLOAT, WeightFormat.MXFP8),
 )
 #: FP4 weights under FP8 activations in groups of 128
 MXFP4 = Recipe(
@@ -140,8 +145,8 @@ MXFP4 = Recipe(
     group_size=128,
     weight_block=(1, MX_GROUP),
     k_multiple=128,
-    scale_forms=tuple((target, "packed_ue8m0") for target in TARGETS),
-    sources=(Form.FLOAT, Form.MXFP4),
+    scale_layouts=tuple((target, "packed_ue8m0") for target in TARGETS),
+    sources=(WeightFormat.FLOAT, WeightFormat.MXFP4),
     values_per_element=2,
 )
 
@@ -158,7 +163,7 @@ def scale_recipes(
     activation_block_size: int | None,
     hidden_size: int,
     activation_scale_width: int | None = None,
-) -> tuple[GemmRecipe | None, GemmRecipe | None]:
+) -> tuple[Granularity | None, Granularity | None]:
     """Return `recipe_a` and `recipe_b` of a GEMM over `hidden_size` columns.
 
     Each GEMM of the layer asks for its own: GEMM2 has K = intermediate, and its activations may
@@ -203,12 +208,12 @@ def scale_recipes(
 
 
 #: the recipe that takes a checkpoint form without conversion
-RECIPE_OF: dict[Form, Recipe] = {
-    Form.FLOAT: BF16,
-    Form.FP8_BLOCK: FP8_BLOCK,
-    Form.FP8_TENSOR: FP8_BLOCK,
-    Form.MXFP8: MXFP8,
-    Form.MXFP4: MXFP4,
+RECIPE_OF: dict[WeightFormat, Recipe] = {
+    WeightFormat.FLOAT: BF16,
+    WeightFormat.FP8_BLOCK: FP8_BLOCK,
+    WeightFormat.FP8_TENSOR: FP8_BLOCK,
+    WeightFormat.MXFP8: MXFP8,
+    WeightFormat.MXFP4: MXFP4,
 }
 
 
@@ -231,9 +236,9 @@ def infer_recipe(w13: torch.Tensor, w13_scale: torch.Tensor | None = None) -> Re
     if w13.dim() != 3 or w13.shape[1] % 2:
         must = "have shape (experts, 2 * intermediate, hidden)"
         _fail("infer_recipe", "w13", must, tuple(w13.shape))
-    forms = _checkpoint.forms_of(w13, w13_scale, 2, tuple(Form))
+    forms = formats_of(w13, w13_scale, 2, tuple(WeightFormat))
     if not forms:
-        _checkpoint.refuse("dgmoe_ops.infer_recipe", "w13", w13, w13_scale, 2, tuple(Form))
+        refuse_weight("dgmoe_ops.infer_recipe", "w13", w13, w13_scale, 2, tuple(WeightFormat))
     found = {RECIPE_OF[form].name for form in forms}
     if len(found) > 1:
         must = "tell the recipe (name it instead)"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import config
+from .. import config
 
 TILE_ROWS = 128  #: rows of the tile within which a GEMM may read past an expert's valid rows
 SLAB_ROWS = 256  #: an expert's slab grows in these steps
@@ -24,7 +24,7 @@ WEIGHT_BLOCK = 128
 MX_GROUP = 32  #: columns of a row that share a scale in MXFP8 and MXFP4 weights
 
 
-class ScaleForm(enum.IntEnum):
+class ScaleLayout(enum.IntEnum):
     """How a scale tensor stands in memory."""
 
     ROW_MAJOR = 0  #: float32 (.., mn, groups), contiguous: exchange between ranks
@@ -68,9 +68,9 @@ def expected_rows(tokens, top_k: int, num_experts: int):
 def scale_sizes_and_strides(batch, mn, groups, form: int):
     """Sizes and strides of the scales of `mn` rows in `groups` groups; `batch` None makes two
     dimensions."""
-    columns = ceil_div(groups, GROUPS_PER_WORD) if form == ScaleForm.PACKED_UE8M0 else groups
+    columns = ceil_div(groups, GROUPS_PER_WORD) if form == ScaleLayout.PACKED_UE8M0 else groups
     leading = round_up(mn, TMA_ELEMENTS)
-    if form == ScaleForm.ROW_MAJOR:
+    if form == ScaleLayout.ROW_MAJOR:
         strides, batch_stride = (columns, 1), mn * columns
     else:
         strides, batch_stride = (1, leading), leading * columns

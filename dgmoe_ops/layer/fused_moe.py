@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-from ._layer_contract import Arguments, Between, check_layer, check_out
-from .activations import ACTIVATIONS
-from .layouts import LayoutFacts, ScaleForm, choose_layout, expected_rows
-from .ops._registry import NAMESPACE, fake_of
-from .ops.activation import (
+from ..formats.layouts import LayoutFacts, ScaleLayout, choose_layout, expected_rows
+from ..formats.recipes import Recipe, scale_recipes
+from ..ops._registry import NAMESPACE, fake_of
+from ..ops.activation import (
     silu_and_mul,
     silu_and_mul_post_quant_contig,
     silu_and_mul_post_quant_masked,
@@ -30,15 +29,16 @@ from .ops.activation import (
     situ_and_mul_post_quant_contig,
     situ_and_mul_post_quant_masked,
 )
-from .ops.combine import post_reorder_deepgemm
-from .ops.gemm import (
+from ..ops.combine import post_reorder_deepgemm
+from ..ops.gemm import (
     grouped_gemm_nt_bf16_contig,
     grouped_gemm_nt_bf16_masked,
     grouped_gemm_nt_f8f8bf16_contig,
     grouped_gemm_nt_f8f8bf16_masked,
 )
-from .ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
-from .recipes import Recipe, scale_recipes
+from ..ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
+from .activations import ACTIVATIONS
+from .checks import Arguments, Between, check_layer, check_out
 
 #: the ops of an activation: for the bf16 recipe, for masked slabs, for contiguous segments
 _ACTIVATION_OPS = {
@@ -69,7 +69,7 @@ class Stages(NamedTuple):
 
     recipe: Recipe
     masked: bool
-    form: ScaleForm
+    form: ScaleLayout
     experts: int
     expert_start: int
     padded_hidden: int
@@ -88,16 +88,16 @@ def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -
             stages.experts,
             expert_start=stages.expert_start,
             group_size=recipe.group_size,
-            scale_form=stages.form,
+            scale_layout=stages.form,
             padded_k=stages.padded_hidden,
         )
         return Placed(rows, scale if recipe.quantized else None, masked_m, src2dst)
     if recipe.quantized:
-        packed = stages.form == ScaleForm.PACKED_UE8M0
+        packed = stages.form == ScaleLayout.PACKED_UE8M0
         x, x_scale = quant_group_fp8(
             hidden_states,
             recipe.group_size,
-            ScaleForm.PACKED_UE8M0 if packed else ScaleForm.ROW_MAJOR,
+            ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.ROW_MAJOR,
             padded_k=stages.padded_hidden,
         )
     else:
@@ -110,7 +110,7 @@ def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -
         topk_ids,
         stages.experts,
         expert_start=stages.expert_start,
-        scale_form=stages.form,
+        scale_layout=stages.form,
     )
     return Placed(rows, scale if recipe.quantized else None, m_indices, src2dst)
 
@@ -154,7 +154,7 @@ def activate(
         gate_up,
         where,
         group_size=stages.recipe.group_size,
-        scale_form=stages.form,
+        scale_layout=stages.form,
         round_activation=between.round_activation,
         **options,
     )
@@ -243,7 +243,7 @@ def fused_moe_inline(
     stages = Stages(
         recipe=chosen,
         masked=resolve_layout(layout, tokens, top_k, w13, w2, chosen) == "masked",
-        form=chosen.scale_form(w13_scale),
+        form=chosen.scale_layout(w13_scale),
         experts=w13.shape[0],
         expert_start=expert_start,
         padded_hidden=chosen.columns_of(w13),

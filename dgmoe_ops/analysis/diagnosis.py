@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .. import platforms
-from ..backends import deep_gemm
+from ..backends import deep_gemm, platforms
 from .machine import Machine
 
 _TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
@@ -137,7 +136,7 @@ def backend(machine: Machine, arch: int | str, recipe: str, layout: str) -> str:
     does."""
     forms = [
         form
-        for form in platforms.scale_forms(arch, recipe)
+        for form in platforms.scale_layouts(arch, recipe)
         if platforms.is_legal(arch, recipe, layout, form)
     ]
     if not forms:

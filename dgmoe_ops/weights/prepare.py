@@ -9,11 +9,11 @@ from typing import NoReturn
 
 import torch
 
-from . import _checkpoint, _progress
-from ._checkpoint import Form, values_per_element
-from ._convert import Goal, Source, Stacked, convert, halves_of
-from .layouts import MX_GROUP, ScaleForm, round_up, scale_sizes_and_strides
-from .recipes import FP8_BLOCK, RECIPES, TARGETS, Recipe
+from .. import _progress
+from ..formats.layouts import MX_GROUP, ScaleLayout, round_up, scale_sizes_and_strides
+from ..formats.recipes import FP8_BLOCK, RECIPES, TARGETS, Recipe
+from ..formats.weights import WeightFormat, formats_of, name, refuse_weight, values_per_element
+from .convert import Goal, Source, Stacked, convert, halves_of
 
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 _BIAS_DTYPES = (torch.float32, torch.bfloat16)
@@ -83,13 +83,13 @@ def _fail(arg: str, must: str, got, where: str = "prepare_weights") -> NoReturn:
 
 def _forms(
     recipe: Recipe, weights: dict[str, tuple[torch.Tensor, torch.Tensor | None, int]]
-) -> list[Form]:
+) -> list[WeightFormat]:
     forms = []
     for arg, (weight, scale, halves) in weights.items():
-        found = _checkpoint.forms_of(weight, scale, halves, recipe.sources)
+        found = formats_of(weight, scale, halves, recipe.sources)
         if not found:
             where = "dgmoe_ops.prepare_weights"
-            _checkpoint.refuse(where, arg, weight, scale, halves, recipe.sources)
+            refuse_weight(where, arg, weight, scale, halves, recipe.sources)
         forms.append(found[0])
     return forms
 
@@ -107,7 +107,9 @@ def check_recipe(where: str, recipe: str, target: str) -> Recipe:
     return chosen
 
 
-def _check(w13, w13_scale, w2, w2_scale, recipe: str, target: str) -> tuple[Recipe, list[Form]]:
+def _check(
+    w13, w13_scale, w2, w2_scale, recipe: str, target: str
+) -> tuple[Recipe, list[WeightFormat]]:
     """Check all arguments but the values of scales; return the recipe and the forms of w13, w2."""
     chosen = check_recipe("prepare_weights", recipe, target)
     for arg, weight in (("w13", w13), ("w2", w2)):
@@ -134,7 +136,7 @@ def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool
     packed = [s is not None and s.dtype == torch.int32 for s in (w13_scale, w2_scale)]
     if not any(packed):
         return False
-    form = chosen.weight_scale_form(target)
+    form = chosen.weight_scale_layout(target)
     for arg, weight, scale, is_packed in (
         ("w13", w13, w13_scale, packed[0]),
         ("w2", w2, w2_scale, packed[1]),
@@ -155,20 +157,20 @@ def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool
             )
             _fail(arg, must, tuple(weight.shape))
         groups = columns // chosen.group_size if chosen is FP8_BLOCK else columns // MX_GROUP
-        _, strides = scale_sizes_and_strides(*scale.shape[:2], groups, ScaleForm.PACKED_UE8M0)
+        _, strides = scale_sizes_and_strides(*scale.shape[:2], groups, ScaleLayout.PACKED_UE8M0)
         if scale.stride() != strides:
             _fail(f"{arg}_scale", f"have strides {strides}, MN-major", scale.stride())
     return True
 
 
-def _check_swizzle(swizzle: int, form: Form, inter: int, packed: bool) -> None:
+def _check_swizzle(swizzle: int, form: WeightFormat, inter: int, packed: bool) -> None:
     if swizzle not in SWIZZLES:
         _fail("swizzle", f"be one of {', '.join(map(str, SWIZZLES))}", swizzle)
     if not swizzle:
         return
     if packed:
         _fail("swizzle", "be 0 for prepared weights, which have gate and up in halves", swizzle)
-    if form is Form.FP8_BLOCK:
+    if form is WeightFormat.FP8_BLOCK:
         # A block's scale is of 64 gate and 64 up rows; in halves it would be of 128 rows of two
         # blocks, and only requantising could give them one scale.
         must = "be 0 for FP8 with a scale a 128x128 block: its blocks would mix gate and up"
@@ -181,7 +183,7 @@ def _check_bias(arg: str, bias: torch.Tensor | None, shape: tuple[int, int], lik
     if bias is None:
         return
     if bias.dtype not in _BIAS_DTYPES:
-        _fail(arg, "be float32 or bfloat16", _checkpoint.name(bias.dtype))
+        _fail(arg, "be float32 or bfloat16", name(bias.dtype))
     if tuple(bias.shape) != shape:
         _fail(arg, f"have shape {shape}", tuple(bias.shape))
     if bias.device != like.device:
@@ -226,7 +228,7 @@ def prepare_sources(
         swizzle: how the columns of w13_bias stand.
     """
     hidden, inter = sizes
-    packed = chosen.weight_scale_form(target) == "packed_ue8m0"
+    packed = chosen.weight_scale_layout(target) == "packed_ue8m0"
     padded_hidden, padded_out, padded_inter = padded_sizes(chosen, hidden, inter)
     goal13 = Goal(chosen, packed, 2, padded_inter, padded_hidden, search)
     goal2 = Goal(chosen, packed, 1, padded_out, padded_inter, search)

@@ -11,17 +11,17 @@ from typing import Protocol
 
 import torch
 
-from ._checkpoint import E8M0, Form
-from .layouts import WEIGHT_BLOCK, ScaleForm, ceil_div, scale_sizes_and_strides
-from .ops.scale import pack_ue8m0
-from .ops.weights import (
+from ..formats.layouts import WEIGHT_BLOCK, ScaleLayout, ceil_div, scale_sizes_and_strides
+from ..formats.recipes import BF16, FP8_BLOCK, MXFP4, MXFP8, Recipe
+from ..formats.weights import E8M0, WeightFormat
+from ..ops.scale import pack_ue8m0
+from ..ops.weights import (
     dequant_mxfp4_to_fp8,
     quant_block_fp8,
     quant_mxfp4,
     quant_mxfp8,
     requant_block_ue8m0,
 )
-from .recipes import BF16, FP8_BLOCK, MXFP4, MXFP8, Recipe
 
 _UNIT = 127  # the exponent byte of scale 1
 Halves = tuple[torch.Tensor, ...]  #: matrices of gate and of up, or the one of w2
@@ -47,7 +47,7 @@ def halves_of(rows: torch.Tensor, halves: int, swizzle: int = 0) -> Halves:
 class Source(Protocol):
     """Expert weights of one form that are read an expert at a time."""
 
-    form: Form
+    form: WeightFormat
     experts: int
     device: torch.device  #: of what is made of them
 
@@ -72,7 +72,7 @@ class Stacked:
     def __init__(
         self,
         arg: str,
-        form: Form,
+        form: WeightFormat,
         weight: torch.Tensor,
         scale: torch.Tensor | None,
         halves: int,
@@ -93,11 +93,11 @@ class Stacked:
         scale = self._scale
         if scale is None:
             return None
-        if self.form is Form.FP8_TENSOR:
+        if self.form is WeightFormat.FP8_TENSOR:
             each = scale[expert] if scale.dim() else scale
             return each.expand(self._halves).unbind()
         # Blocks do not take turns.
-        swizzle = 0 if self.form is Form.FP8_BLOCK else self._swizzle
+        swizzle = 0 if self.form is WeightFormat.FP8_BLOCK else self._swizzle
         return halves_of(scale[expert], self._halves, swizzle)
 
     def scale_name(self, expert: int) -> str:
@@ -165,21 +165,21 @@ def exponent_bytes(name: str, scale: torch.Tensor, expert: int) -> torch.Tensor:
     return byte.to(torch.uint8)
 
 
-def _to_block(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+def _to_block(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
     """A half to e4m3 and its block scales, as fp32 or as exponent bytes."""
-    if form is Form.FLOAT:
+    if form is WeightFormat.FLOAT:
         return quant_block_fp8(weight, goal.packed)
-    if form is Form.MXFP4:
+    if form is WeightFormat.MXFP4:
         return dequant_mxfp4_to_fp8(weight, exponent_bytes(name, scale, expert))
-    if form is Form.FP8_TENSOR:
+    if form is WeightFormat.FP8_TENSOR:
         blocks = [ceil_div(size, WEIGHT_BLOCK) for size in weight.shape]
         scale = scale.expand(blocks)
     return requant_block_ue8m0(weight, scale) if goal.packed else (weight, scale)
 
 
-def _to_mx(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+def _to_mx(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
     """A half to MXFP8 or MXFP4 and its exponent bytes."""
-    if form is not Form.FLOAT:
+    if form is not WeightFormat.FLOAT:
         return weight, exponent_bytes(name, scale, expert)
     if goal.recipe is MXFP8:
         return quant_mxfp8(weight)
@@ -187,7 +187,7 @@ def _to_mx(goal: Goal, form: Form, weight, scale, name: str, expert: int):
     return quant_mxfp4(even, goal.search)
 
 
-def _to_bf16(goal: Goal, form: Form, weight, scale, name: str, expert: int):
+def _to_bf16(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
     return weight, None
 
 
@@ -206,7 +206,7 @@ class _Scales:
             self.tensor = torch.empty(shape, dtype=torch.float32, device=device)
             return
         sizes, strides = scale_sizes_and_strides(
-            experts, goal.n, self.groups, ScaleForm.PACKED_UE8M0
+            experts, goal.n, self.groups, ScaleLayout.PACKED_UE8M0
         )
         # Rows of alignment slack are copied along, so the allocation covers them.
         self.lines = torch.empty((experts, strides[0]), dtype=torch.int32, device=device)
@@ -232,10 +232,14 @@ class _Scales:
 
 def _shared(goal: Goal, source: Source) -> tuple[torch.Tensor, torch.Tensor | None] | None:
     """Values in memory that stay as they are, so that the result shares them, and their scales."""
-    native = {BF16.name: Form.FLOAT, MXFP8.name: Form.MXFP8, MXFP4.name: Form.MXFP4}
+    native = {
+        BF16.name: WeightFormat.FLOAT,
+        MXFP8.name: WeightFormat.MXFP8,
+        MXFP4.name: WeightFormat.MXFP4,
+    }
     same_form = source.form is native.get(goal.recipe.name)
     if goal.recipe is FP8_BLOCK and not goal.packed:
-        same_form = source.form in (Form.FP8_BLOCK, Form.FP8_TENSOR)
+        same_form = source.form in (WeightFormat.FP8_BLOCK, WeightFormat.FP8_TENSOR)
     if source.whole is None or not same_form:
         return None
     weight, scale = source.whole
@@ -255,7 +259,7 @@ def convert(
         q = torch.empty(shape, dtype=goal.recipe.weight_dtype, device=source.device)
     else:
         q, scale = shared
-        blocks = source.form is Form.FP8_BLOCK and not goal.packed
+        blocks = source.form is WeightFormat.FP8_BLOCK and not goal.packed
         if scale is None or (blocks and scale.dtype == torch.float32):
             return q, None if scale is None else scale.contiguous()
     scales = _Scales(goal, source.experts, source.device) if goal.recipe.quantized else None

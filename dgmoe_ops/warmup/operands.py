@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ._warmup_plan import KernelCall
-from .backends.deep_gemm import contiguous_alignment
-from .layouts import (
+from ..backends.deep_gemm import contiguous_alignment
+from ..formats.layouts import (
     CONTIG_ALIGNMENT,
-    ScaleForm,
+    ScaleLayout,
     ceil_div,
     round_up,
     scale_sizes_and_strides,
 )
-from .recipes import RECIPES, scale_recipes
+from ..formats.recipes import RECIPES, scale_recipes
+from .plan import KernelCall
 
 _ONE = {torch.float32: 1.0, torch.int32: 0x7F7F7F7F}  # as a scale, by its dtype
 
@@ -27,10 +27,10 @@ def weight_scale_sizes(call: KernelCall, packed: bool) -> tuple[tuple[int, ...],
     rows, columns = recipe.weight_block
     groups = ceil_div(call.k, columns)
     if packed or recipe.mx:
-        form = ScaleForm.PACKED_UE8M0
+        form = ScaleLayout.PACKED_UE8M0
         return scale_sizes_and_strides(call.experts, call.n, groups, form)
     blocks = ceil_div(call.n, rows)
-    return scale_sizes_and_strides(call.experts, blocks, groups, ScaleForm.ROW_MAJOR)
+    return scale_sizes_and_strides(call.experts, blocks, groups, ScaleLayout.ROW_MAJOR)
 
 
 def weight_bytes(call: KernelCall, packed: bool) -> int:
@@ -111,7 +111,7 @@ class OpRunner:
         arguments = [a, b, where]
         if recipe.quantized:
             packed = b_scale.dtype == torch.int32
-            form = ScaleForm.PACKED_UE8M0 if packed else ScaleForm.MN_MAJOR
+            form = ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.MN_MAJOR
             batch = call.experts if call.masked else None
             groups = ceil_div(call.k, recipe.group_size)
             sizes = scale_sizes_and_strides(batch, call.m, groups, form)

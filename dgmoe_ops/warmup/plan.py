@@ -7,15 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from .layouts import (
-    CONTIG_ALIGNMENT,
-    contig_rows,
-    expected_rows,
-    slab_rows,
-)
-from .platforms import LAYOUTS
-from .prepare import MoEWeights, padded_sizes
-from .recipes import RECIPES, Recipe
+from ..backends.platforms import LAYOUTS
+from ..formats.layouts import CONTIG_ALIGNMENT, contig_rows, expected_rows, slab_rows
+from ..formats.recipes import RECIPES, Recipe
+from ..weights.prepare import MoEWeights, padded_sizes
 
 #: (first, last), both ends included
 Span = tuple[int, int]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..layouts import CONTIG_ALIGNMENT, TILE_ROWS, ceil_div
+from ..formats.layouts import CONTIG_ALIGNMENT, TILE_ROWS, ceil_div
 
 ARCH = 90
 K_MULTIPLE = 128

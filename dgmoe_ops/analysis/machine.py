@@ -14,10 +14,10 @@ from pathlib import Path
 
 import torch
 
-import dgmoe_ops
-
-from .. import config, jit
+from .. import config
+from .._load import LIBRARIES
 from ..backends import deep_gemm
+from ..backends.deep_gemm import jit_cache
 
 
 @dataclass(frozen=True)
@@ -141,23 +141,23 @@ def look() -> Machine:
     wheel = deep_gemm.fitting_wheel(torch.__version__)
     pins = wheel[1] if wheel else ()
     nvcc = _find_nvcc()
-    folder = Path(config.jit_cache_dir() or jit.folder())
+    folder = Path(config.jit_cache_dir() or jit_cache.folder())
     chosen = _or_none(config.jit_nvrtc)
-    nvrtc = jit.uses_nvrtc() if chosen is None else chosen
+    nvrtc = jit_cache.uses_nvrtc() if chosen is None else chosen
     return Machine(
         python=platform.python_version(),
         torch=torch.__version__,
         torch_cuda=torch.version.cuda,
         devices=_devices(),
         driver=Path("/dev/nvidiactl").exists() or shutil.which("nvidia-smi") is not None,
-        libraries=dgmoe_ops.LIBRARIES,
+        libraries=LIBRARIES,
         deep_gemm=deep_gemm.version(),
         triton=_installed("triton"),
         pins={pin: _installed(pin.split("==")[0]) for pin in pins},
         nvcc=nvcc,
         nvcc_version=_nvcc_version(nvcc),
         jit_cache=str(folder),
-        jit_kernels=len(jit.kernels(folder)),
+        jit_kernels=len(jit_cache.kernels(folder)),
         jit_compiler="NVRTC" if nvrtc else "nvcc",
         settings=read_settings(),
     )

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import torch
 
-from ._sanity import at, first_where, looks_at
+from .._sanity import at, first_where, looks_at
+from ..config import LAYOUTS, sanity_check
+from ..formats.layouts import ceil_div, round_up
+from ..formats.recipes import RECIPES, Recipe
+from ..ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .activations import activation_keywords, check_activation
-from .config import LAYOUTS, sanity_check
-from .layouts import ceil_div, round_up
-from .ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
-from .recipes import RECIPES, Recipe
 
 SWIZZLES = (0, 1, 8)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")

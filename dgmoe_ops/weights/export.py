@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from .layouts import WEIGHT_BLOCK, ceil_div
+from ..formats.layouts import WEIGHT_BLOCK, ceil_div
+from ..formats.recipes import RECIPES, Recipe
 from .prepare import MoEWeights
-from .recipes import RECIPES, Recipe
 
 
 def _slice(tensor: torch.Tensor, halves: int, rows: int, columns: int) -> torch.Tensor:
