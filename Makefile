@@ -13,7 +13,7 @@ $(BIN)/python:
 	$(BIN)/python -m pip install -q "$(TORCH)" "setuptools>=77" wheel ninja
 
 # Both libraries, into the package; rebuilt when a source changes.
-$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(wildcard csrc/*/*)
+$(VENV)/.installed: $(BIN)/python pyproject.toml setup.py $(wildcard csrc/*/* csrc/*/*/*)
 	$(BIN)/python -m pip install -q --no-build-isolation -e ".[test]"
 	touch $@
 

@@ -43,7 +43,7 @@ DEVICE = [
 
 
 def sources(suffix: str) -> list[str]:
-    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").glob(f"*/*{suffix}"))
+    return sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob(f"*{suffix}"))
 
 
 def cuda_home() -> str | None:
@@ -62,6 +62,12 @@ def headers() -> list[str]:
     return sources(".h") + sources(".cuh")
 
 
+def room_of(path: str | Path) -> str:
+    """The folder below csrc/ that a source, or an object made of one, belongs to; "" for others."""
+    parts = Path(path).parts
+    return parts[parts.index("csrc") + 1] if "csrc" in parts else ""
+
+
 class BuildLibraries(BuildExtension):
     """An object folder a library: `<op>.cpp` and `<op>.cu` would otherwise overwrite each other's
     `<op>.o`."""
@@ -72,9 +78,7 @@ class BuildLibraries(BuildExtension):
         # Without CUDA in PyTorch its helper writes no dependency files for .cu: objects that a
         # changed header made stale are dropped here. A room includes itself and common.
         for built in Path(self.build_temp).glob("**/*.o"):
-            used = [
-                h for h in map(Path, headers()) if h.parent.name in (built.parent.name, "common")
-            ]
+            used = [header for header in headers() if room_of(header) in (room_of(built), "common")]
             if built.stat().st_mtime < max((ROOT / header).stat().st_mtime for header in used):
                 built.unlink()
         try:

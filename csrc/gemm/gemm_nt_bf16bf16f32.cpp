@@ -1,6 +1,6 @@
 #include "gemm_nt_bf16bf16f32.h"
 
-#include "grouped_gemm_cpu.h"
+#include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
 namespace {

@@ -1,6 +1,6 @@
 #include "gemm_nt_bf16bf16f32.h"
 
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm/deep_gemm.cuh"
 
 namespace dgmoe {
 namespace {

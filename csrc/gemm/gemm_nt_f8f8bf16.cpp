@@ -1,6 +1,6 @@
 #include "gemm_nt_f8f8bf16.h"
 
-#include "grouped_gemm_cpu.h"
+#include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
 namespace {

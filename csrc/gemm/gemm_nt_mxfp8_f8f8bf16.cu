@@ -1,6 +1,6 @@
 #include "gemm_nt_mxfp8_f8f8bf16.h"
 
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm/deep_gemm.cuh"
 
 namespace dgmoe {
 namespace {

@@ -1,6 +1,6 @@
 #include "grouped_gemm_nt_bf16_contig.h"
 
-#include "grouped_gemm_cpu.h"
+#include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
 namespace {

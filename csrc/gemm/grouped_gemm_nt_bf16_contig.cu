@@ -1,6 +1,6 @@
 #include "grouped_gemm_nt_bf16_contig.h"
 
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm/deep_gemm.cuh"
 
 namespace dgmoe {
 namespace {

@@ -1,6 +1,7 @@
 #include "grouped_gemm_nt_f8f8bf16_masked.h"
 
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm/deep_gemm.cuh"
+#include "sm90/mx_cuda.cuh"
 
 namespace dgmoe {
 namespace {

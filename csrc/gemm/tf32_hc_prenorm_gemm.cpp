@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "../common/parallel.h"
-#include "gemm_tile_cpu.h"
+#include "cpu/gemm_tile_cpu.h"
 
 namespace dgmoe {
 namespace {

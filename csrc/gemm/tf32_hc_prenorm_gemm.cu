@@ -1,6 +1,6 @@
 #include "tf32_hc_prenorm_gemm.h"
 
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm/deep_gemm.cuh"
 
 namespace dgmoe {
 namespace {

@@ -1,8 +1,8 @@
 """The workspace of a grouped GEMM with MX weights on SM90: which kernel takes it, and what that
 allocates.
 
-Mirrors `run_mx_product` (csrc/gemm/mx_product_cuda.cu) and those it asks: `run_few_rows`, which
-allocates nothing, `run_some_rows` and `run_many_rows`, in the `_cuda.cu` of those names; for
+Mirrors `run_mx_product` (csrc/gemm/sm90/mx_product_cuda.cu) and those it asks: `run_few_rows`,
+which allocates nothing, `run_some_rows` and `run_many_rows`, in the `_cuda.cu` of those names; for
 operands on 16 bytes and without `DGMOE_SANITY_CHECK`. Triton takes what all refuse, and allocates
 nothing either. A test holds the numbers against those sources.
 """

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-#: The ops, in the order in which the C++ side numbers them (`csrc/gemm/grouped_gemm_cuda.cuh`).
+#: The ops, in the order in which the C++ side numbers them (`csrc/gemm/deep_gemm/deep_gemm.cuh`).
 OPS = (
     "grouped_gemm_nt_f8f8bf16_masked",
     "grouped_gemm_nt_f8f8bf16_contig",

@@ -19,7 +19,7 @@ from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.ops import gemm as ops_gemm  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
-GEMM = ROOT / "csrc" / "gemm"
+GEMM = ROOT / "csrc" / "gemm" / "sm90"
 README = (ROOT / "README.md").read_text()
 CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 SLAB = MxGemm(masked=True, experts=8, m=1024, n=256, k=256, expected_m=256, group_size=128)

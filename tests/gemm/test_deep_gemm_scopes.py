@@ -244,9 +244,7 @@ def test_the_two_sides_number_alike():
     from dgmoe_ops.backends.deep_gemm.rules import Form
 
     folder = Path(__file__).parents[2] / "csrc" / "gemm"
-    text = (folder / "grouped_gemm_cuda.cu").read_text() + (
-        folder / "grouped_gemm_cuda.cuh"
-    ).read_text()
+    text = "".join((folder / "deep_gemm" / f"deep_gemm.{end}").read_text() for end in ("cu", "cuh"))
 
     def names(enum):
         body = re.search(rf"enum class {enum} : int64_t {{(.*?)}};", text, re.S)[1]

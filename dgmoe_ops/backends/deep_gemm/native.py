@@ -3,7 +3,7 @@ without the way through Python.
 
 How a release's wrapper calls its library is recorded, not known: the wrapper runs once with
 stand-ins for its arguments and for the library. What is recorded becomes the list of arguments that
-`csrc/gemm/grouped_gemm_cuda.cu` fills in. Every other release is called through Python.
+`csrc/gemm/deep_gemm/deep_gemm.cu` fills in. Every other release is called through Python.
 """
 
 from __future__ import annotations

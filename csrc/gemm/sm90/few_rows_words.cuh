@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "../common/async.cuh"
+#include "../../common/async.cuh"
 
 namespace dgmoe {
 namespace few_rows {

@@ -5,7 +5,7 @@
 // then a row has the same bits at any row count and with any number of threads.
 #pragma once
 
-#include "grouped_gemm.h"
+#include "../grouped_gemm.h"
 
 namespace dgmoe {
 

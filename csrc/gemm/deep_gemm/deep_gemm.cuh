@@ -3,12 +3,12 @@
 // loads it; later calls of it go to the library's C function where its release exports one.
 #pragma once
 
-#include "../common/cuda.cuh"
-#include "grouped_gemm.h"
+#include "../../common/cuda.cuh"
+#include "../grouped_gemm.h"
 
 namespace dgmoe {
 
-// In the order of OPS in dgmoe_ops/backends/deep_gemm/request.py.
+// In the order of OPS in dgmoe_ops/backends/request.py.
 enum class DeepGemmOp : int64_t {
   kGroupedF8Masked,
   kGroupedF8Contig,
@@ -41,11 +41,6 @@ struct DeepGemmCall {
 // Computes d. Empty products are answered without the library.
 // Throws std::invalid_argument or std::runtime_error with the library's or the adapter's words.
 void deep_gemm(const CudaScope& scope, const DeepGemmCall& call);
-
-// The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
-// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
-// at most.
-bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 
 inline int64_t columns_of(const std::optional<std::vector<int64_t>>& recipe) {
   return recipe.has_value() ? (*recipe)[1] : 0;

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <vector>
 
-#include "../common/env.h"
-#include "../common/parallel.h"
+#include "../../common/env.h"
+#include "../../common/parallel.h"
 #include "widen_cpu.h"
 
 namespace dgmoe {

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../common/numerics.h"
+#include "../../common/numerics.h"
 
 namespace dgmoe {
 

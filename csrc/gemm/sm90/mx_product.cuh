@@ -2,9 +2,9 @@
 // they order the tensor core's asynchronous products, and codes of FP4 and UE8M0 in registers.
 #pragma once
 
-#include "../common/async.cuh"
-#include "../common/layout.h"
-#include "../common/numerics.h"
+#include "../../common/async.cuh"
+#include "../../common/layout.h"
+#include "../../common/numerics.h"
 
 namespace dgmoe {
 

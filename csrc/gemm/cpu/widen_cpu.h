@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "../common/layout.h"
+#include "../../common/layout.h"
 #include "gemm_tile_cpu.h"
 
 namespace dgmoe {

@@ -1,4 +1,4 @@
-#include "grouped_gemm_cuda.cuh"
+#include "deep_gemm.cuh"
 
 #include <atomic>
 #include <mutex>

@@ -4,7 +4,8 @@
 
 #include <type_traits>
 
-#include "grouped_gemm_cuda.cuh"
+#include "../../common/cuda.cuh"
+#include "../grouped_gemm.h"
 #include "mx_product.cuh"
 
 namespace dgmoe {
@@ -14,6 +15,11 @@ constexpr int kMaxDevices = 64;
 inline bool on_16_bytes(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
+
+// The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
+// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
+// at most.
+bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 
 // run_mx_product asks one of these for d, and each tells whether it took the product: few_rows_cuda.cu
 // first, where an expert has at most so many rows, given how many it is expected to have.
