@@ -1,10 +1,10 @@
 // What the gated activations share: which rows of the GEMM1 output are valid, how gate and up stand
 // in them, which bias they take, and the checks of all that. Every op of the room takes
-//   swizzle  columns of gate_up: 0, gate then up; 8, eight of gate and eight of up in turn (a
-//            multiple of 8 of each); 1, one of each in turn
-//   bias     [experts, 2 * intermediate] float32 or bfloat16, any strides, its columns as those of
-//            gate_up; added in fp32. The expert is the slab's, or that of m_indices; one past the
-//            last row of bias has none
+//   gate_up_interleave  columns of gate_up: 0, gate then up; 8, eight of gate and eight of up in turn
+//                       (a multiple of 8 of each); 1, one of each in turn
+//   bias                [experts, 2 * intermediate] float32 or bfloat16, any strides, its columns as
+//                       those of gate_up; added in fp32. The expert is the slab's, or that of
+//                       m_indices; one past the last row of bias has none
 // The formulas are those of functors.h in fp32. On CUDA the hardware approximates exponential and
 // quotient: of 10^4 e4m3 values at most one is off, by one step; an fp32 scale by 2e-6 relatively; of
 // 10^4 power-of-two scales at most one, by a factor of two. With DGMOE_EXACT_ACTIVATION=1 the bits are
@@ -35,7 +35,7 @@ struct GatedPlan {
   const int32_t* masked_m;   // [batches] valid rows
   const int32_t* m_indices;  // [rows] expert or -1, or null
   int64_t alignment;  // rows of a tile: padding within a tile of valid rows gets legal scales
-  int32_t swizzle;    // 0, 1 or 8
+  int32_t gate_up_interleave;  // 0, 1 or 8
   GatedBias bias;
   ActivationParams activation;
 
@@ -65,7 +65,7 @@ struct GatedInput {
 // What an op says besides where its rows are.
 struct GatedOptions {
   ActivationParams activation;
-  int64_t swizzle;
+  int64_t gate_up_interleave;
   const std::optional<Tensor>& bias;
 };
 
@@ -135,10 +135,12 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
   }
   check.at_least("alignment", alignment, 1);
   const int64_t inter = gate_up.size(d + 1) / 2;
-  const int64_t swizzle = options.swizzle;
-  check.that(swizzle == 0 || swizzle == 1 || swizzle == 8, "swizzle", "be 0, 1 or 8", swizzle);
-  check.that(swizzle != 8 || inter % 8 == 0, "gate_up",
-             "have a last dimension that is a multiple of 16 with swizzle 8", shape_text(gate_up));
+  const int64_t gate_up_interleave = options.gate_up_interleave;
+  check.that(gate_up_interleave == 0 || gate_up_interleave == 1 || gate_up_interleave == 8,
+             "gate_up_interleave", "be 0, 1 or 8", gate_up_interleave);
+  check.that(gate_up_interleave != 8 || inter % 8 == 0, "gate_up",
+             "have a last dimension that is a multiple of 16 with gate_up_interleave 8",
+             shape_text(gate_up));
   std::optional<Tensor> bias;
   if (options.bias.has_value()) {
     check.dtype("bias", *options.bias, {ScalarType::Float, ScalarType::BFloat16});
@@ -160,7 +162,7 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
                  batched ? static_cast<const int32_t*>(data_of(*masked_m)) : nullptr,
                  m_indices.has_value() ? static_cast<const int32_t*>(data_of(*m_indices)) : nullptr,
                  alignment,
-                 static_cast<int32_t>(swizzle),
+                 static_cast<int32_t>(gate_up_interleave),
                  bias.has_value() ? GatedBias{data_of(*bias), dtype_of(*bias) == ScalarType::Float,
                                               bias->size(0), bias->stride(0)}
                                   : GatedBias{},

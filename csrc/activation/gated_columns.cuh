@@ -34,11 +34,11 @@ __device__ __forceinline__ uint32_t element_or_zero(const uint16_t* in, int64_t 
   return there ? in[i] : 0u;
 }
 
-// Element by element, gates first whatever the swizzle.
+// Element by element, gates first whatever gate_up_interleave is.
 static __device__ __noinline__ GatedRaw load_elements(const uint16_t* row, int32_t inter,
-                                                      int32_t swizzle, int32_t column) {
-  const int64_t stride = swizzle == 0 ? 1 : 2;
-  const int64_t up = swizzle == 0 ? inter : 1;
+                                                      int32_t gate_up_interleave, int32_t column) {
+  const int64_t stride = gate_up_interleave == 0 ? 1 : 2;
+  const int64_t up = gate_up_interleave == 0 ? inter : 1;
   uint32_t words[8];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -65,8 +65,8 @@ struct GatedVectors {
   const uint16_t *low, *high;
 
   __device__ __forceinline__ GatedVectors(const GatedPlan& in, const uint16_t* row, int32_t column)
-      : low(row + (in.swizzle != 0 ? 2 * static_cast<int64_t>(column) : column)),
-        high(low + (in.swizzle != 0 ? kGatedColumns : in.inter)) {}
+      : low(row + (in.gate_up_interleave != 0 ? 2 * static_cast<int64_t>(column) : column)),
+        high(low + (in.gate_up_interleave != 0 ? kGatedColumns : in.inter)) {}
 };
 
 // Both halves from `column` on: in memory's order where vectors reach them, else gates first. What
@@ -79,7 +79,7 @@ __device__ __forceinline__ void load_raw(const GatedPlan& in, const uint16_t* ro
   for (int h = 0; h < 2; ++h) {
     const int32_t first = column + h * kGatedHalf;
     if (!in_vectors<kCase>(in)) {
-      raw[h] = load_elements(row, inter, in.swizzle, first);
+      raw[h] = load_elements(row, inter, in.gate_up_interleave, first);
     } else if (first < inter) {
       const GatedVectors at(in, row, first);
       raw[h] = {stream16(at.low), stream16(at.high)};
@@ -133,7 +133,7 @@ __device__ __forceinline__ void widen_raw(const GatedPlan& in, const GatedRaw& r
                                           float (&g)[kGatedColumns], float (&u)[kGatedColumns]) {
   const uint32_t words[8] = {raw.low.x,  raw.low.y,  raw.low.z,  raw.low.w,
                              raw.high.x, raw.high.y, raw.high.z, raw.high.w};
-  if (in.swizzle == 1 && in_vectors<kCase>(in)) {
+  if (in.gate_up_interleave == 1 && in_vectors<kCase>(in)) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
       g[i] = bits_float(words[i] << 16);
@@ -158,10 +158,10 @@ __device__ __forceinline__ void add_bias_row(const GatedPlan& in, const Element*
   float high[kGatedColumns];
   if (in_vectors<kCase>(in)) {
     if (column >= in.inter) return;
-    const Element* at = row + (in.swizzle == 0 ? column : 2 * column);
+    const Element* at = row + (in.gate_up_interleave == 0 ? column : 2 * column);
     load8(at, low);
-    load8(at + (in.swizzle == 0 ? in.inter : kGatedColumns), high);
-    if (in.swizzle != 1) {
+    load8(at + (in.gate_up_interleave == 0 ? in.inter : kGatedColumns), high);
+    if (in.gate_up_interleave != 1) {
 #pragma unroll
       for (int i = 0; i < kGatedColumns; ++i) g[i] += low[i], u[i] += high[i];
       return;
@@ -173,9 +173,9 @@ __device__ __forceinline__ void add_bias_row(const GatedPlan& in, const Element*
     }
     return;
   }
-  const int64_t stride = in.swizzle == 0 ? 1 : 2;
+  const int64_t stride = in.gate_up_interleave == 0 ? 1 : 2;
   const Element* gate = row + column * stride;
-  const Element* up = gate + (in.swizzle == 0 ? in.inter : 1);
+  const Element* up = gate + (in.gate_up_interleave == 0 ? in.inter : 1);
 #pragma unroll
   for (int i = 0; i < kGatedColumns; ++i) {
     if (column + i >= in.inter) continue;

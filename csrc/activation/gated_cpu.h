@@ -31,12 +31,12 @@ DGMOE_HD void put(float& to, float value) {
 template <bool kAdd, typename Columns>
 DGMOE_HD void read_pairs(const GatedPlan& in, const Columns& from, int64_t column, int64_t count,
                          float* g, float* u) {
-  if (in.swizzle == 1) {
+  if (in.gate_up_interleave == 1) {
     for (int64_t i = 0; i < count; ++i) {
       put<kAdd>(g[i], from(2 * (column + i)));
       put<kAdd>(u[i], from(2 * (column + i) + 1));
     }
-  } else if (in.swizzle == 8) {
+  } else if (in.gate_up_interleave == 8) {
     for (int64_t first = 0; first < count; first += 8) {
       for (int64_t i = 0; i < 8; ++i) {
         put<kAdd>(g[first + i], from(2 * (column + first) + i));

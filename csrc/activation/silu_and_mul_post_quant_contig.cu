@@ -9,11 +9,12 @@ std::tuple<Tensor, Tensor> silu_and_mul_post_quant_contig_cuda(
     const Tensor& gate_up, const std::optional<Tensor>& m_indices, int64_t group_size,
     int64_t scale_layout, bool round_scale, bool round_activation, int64_t alignment,
     std::optional<double> swiglu_limit, std::optional<double> gemm1_alpha,
-    std::optional<double> gemm1_clamp_limit, int64_t swizzle, const std::optional<Tensor>& bias) {
+    std::optional<double> gemm1_clamp_limit, int64_t gate_up_interleave,
+    const std::optional<Tensor>& bias) {
   const CudaScope scope(gate_up);
   const GatedQuantCall call = plan_silu_and_mul_post_quant_contig(
       gate_up, m_indices, group_size, scale_layout, round_scale, round_activation, alignment,
-      swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias);
+      swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias);
   gated_quant_cuda(call.plan, scope);
   return {call.q, call.scale};
 }

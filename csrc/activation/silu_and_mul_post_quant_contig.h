@@ -8,7 +8,7 @@
 //   swiglu_limit       clamps gate from above and up from both sides first
 //   gemm1_alpha        given: gate sigmoid(alpha gate) (up + 1) instead, after the same clamp by
 //   gemm1_clamp_limit  .. this one
-//   swizzle, bias      as in gated.h
+//   gate_up_interleave, bias  as in gated.h
 //   ->                 q [m, intermediate] float8_e4m3fn,
 //                      scale [m, ceil(intermediate / group_size)] in scale_layout
 // Padding rows stay unwritten; their scales are 1 where they share a tile of `alignment` rows with
@@ -23,18 +23,19 @@ constexpr char kSiluAndMulPostQuantContigSchema[] =
     "silu_and_mul_post_quant_contig(Tensor gate_up, Tensor? m_indices=None, *, int"
     " group_size=128, int scale_layout=1, bool round_scale=False, bool round_activation=False,"
     " SymInt alignment=128, float? swiglu_limit=None, float? gemm1_alpha=None, float?"
-    " gemm1_clamp_limit=None, int swizzle=0, Tensor? bias=None) -> (Tensor, Tensor)";
+    " gemm1_clamp_limit=None, int gate_up_interleave=0, Tensor? bias=None) -> (Tensor, Tensor)";
 
 inline GatedQuantCall plan_silu_and_mul_post_quant_contig(
     const Tensor& gate_up, const std::optional<Tensor>& m_indices, int64_t group_size,
     int64_t scale_layout, bool round_scale, bool round_activation, int64_t alignment,
     std::optional<double> swiglu_limit, std::optional<double> gemm1_alpha,
-    std::optional<double> gemm1_clamp_limit, int64_t swizzle, const std::optional<Tensor>& bias) {
+    std::optional<double> gemm1_clamp_limit, int64_t gate_up_interleave,
+    const std::optional<Tensor>& bias) {
   const Check check("silu_and_mul_post_quant_contig");
-  return plan_gated_quant(
-      check, gate_up, std::nullopt, m_indices, group_size, scale_layout, round_scale,
-      round_activation, alignment,
-      {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit), swizzle, bias});
+  return plan_gated_quant(check, gate_up, std::nullopt, m_indices, group_size, scale_layout,
+                          round_scale, round_activation, alignment,
+                          {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit),
+                           gate_up_interleave, bias});
 }
 
 }  // namespace dgmoe

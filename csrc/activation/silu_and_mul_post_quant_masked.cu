@@ -8,12 +8,12 @@ namespace {
 std::tuple<Tensor, Tensor> silu_and_mul_post_quant_masked_cuda(
     const Tensor& gate_up, const Tensor& masked_m, int64_t group_size, int64_t scale_layout,
     bool round_scale, bool round_activation, std::optional<double> swiglu_limit,
-    std::optional<double> gemm1_alpha, std::optional<double> gemm1_clamp_limit, int64_t swizzle,
-    const std::optional<Tensor>& bias) {
+    std::optional<double> gemm1_alpha, std::optional<double> gemm1_clamp_limit,
+    int64_t gate_up_interleave, const std::optional<Tensor>& bias) {
   const CudaScope scope(gate_up);
   const GatedQuantCall call = plan_silu_and_mul_post_quant_masked(
       gate_up, masked_m, group_size, scale_layout, round_scale, round_activation, swiglu_limit,
-      gemm1_alpha, gemm1_clamp_limit, swizzle, bias);
+      gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias);
   gated_quant_cuda(call.plan, scope);
   return {call.q, call.scale};
 }

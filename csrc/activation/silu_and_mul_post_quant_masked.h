@@ -7,7 +7,7 @@
 //   swiglu_limit       clamps gate from above and up from both sides first
 //   gemm1_alpha        given: gate sigmoid(alpha gate) (up + 1) instead, after the same clamp by
 //   gemm1_clamp_limit  .. this one
-//   swizzle, bias      as in gated.h
+//   gate_up_interleave, bias  as in gated.h
 //   ->                 q [experts, m, intermediate] float8_e4m3fn,
 //                      scale [experts, m, ceil(intermediate / group_size)] in scale_layout
 // Rows from masked_m[e] on stay unwritten; their scales are 1 up to the end of the 128-row tile
@@ -21,19 +21,19 @@ namespace dgmoe {
 constexpr char kSiluAndMulPostQuantMaskedSchema[] =
     "silu_and_mul_post_quant_masked(Tensor gate_up, Tensor masked_m, *, int group_size=128, int"
     " scale_layout=1, bool round_scale=False, bool round_activation=False, float?"
-    " swiglu_limit=None, float? gemm1_alpha=None, float? gemm1_clamp_limit=None, int swizzle=0,"
-    " Tensor? bias=None) -> (Tensor, Tensor)";
+    " swiglu_limit=None, float? gemm1_alpha=None, float? gemm1_clamp_limit=None,"
+    " int gate_up_interleave=0, Tensor? bias=None) -> (Tensor, Tensor)";
 
 inline GatedQuantCall plan_silu_and_mul_post_quant_masked(
     const Tensor& gate_up, const Tensor& masked_m, int64_t group_size, int64_t scale_layout,
     bool round_scale, bool round_activation, std::optional<double> swiglu_limit,
-    std::optional<double> gemm1_alpha, std::optional<double> gemm1_clamp_limit, int64_t swizzle,
-    const std::optional<Tensor>& bias) {
+    std::optional<double> gemm1_alpha, std::optional<double> gemm1_clamp_limit,
+    int64_t gate_up_interleave, const std::optional<Tensor>& bias) {
   const Check check("silu_and_mul_post_quant_masked");
-  return plan_gated_quant(
-      check, gate_up, masked_m, std::nullopt, group_size, scale_layout, round_scale,
-      round_activation, kTileRows,
-      {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit), swizzle, bias});
+  return plan_gated_quant(check, gate_up, masked_m, std::nullopt, group_size, scale_layout,
+                          round_scale, round_activation, kTileRows,
+                          {silu_activation(check, swiglu_limit, gemm1_alpha, gemm1_clamp_limit),
+                           gate_up_interleave, bias});
 }
 
 }  // namespace dgmoe

@@ -5,7 +5,7 @@
 //   scale_layout, round_scale  as in quant_group_fp8
 //   round_activation   round the product to bf16 before quantising (parity with peers)
 //   beta, linear_beta  positive
-//   swizzle, bias      as in gated.h
+//   gate_up_interleave, bias  as in gated.h
 //   ->                 q [experts, m, intermediate] float8_e4m3fn,
 //                      scale [experts, m, ceil(intermediate / group_size)] in scale_layout
 // Rows from masked_m[e] on stay unwritten; their scales are 1 up to the end of the 128-row tile
@@ -21,18 +21,16 @@ namespace dgmoe {
 constexpr char kSituAndMulPostQuantMaskedSchema[] =
     "situ_and_mul_post_quant_masked(Tensor gate_up, Tensor masked_m, *, float beta, float"
     " linear_beta, int group_size=128, int scale_layout=1, bool round_scale=False, bool"
-    " round_activation=False, int swizzle=0, Tensor? bias=None) -> (Tensor, Tensor)";
+    " round_activation=False, int gate_up_interleave=0, Tensor? bias=None) -> (Tensor, Tensor)";
 
-inline GatedQuantCall plan_situ_and_mul_post_quant_masked(const Tensor& gate_up,
-                                                          const Tensor& masked_m, double beta,
-                                                          double linear_beta, int64_t group_size,
-                                                          int64_t scale_layout, bool round_scale,
-                                                          bool round_activation, int64_t swizzle,
-                                                          const std::optional<Tensor>& bias) {
+inline GatedQuantCall plan_situ_and_mul_post_quant_masked(
+    const Tensor& gate_up, const Tensor& masked_m, double beta, double linear_beta,
+    int64_t group_size, int64_t scale_layout, bool round_scale, bool round_activation,
+    int64_t gate_up_interleave, const std::optional<Tensor>& bias) {
   const Check check("situ_and_mul_post_quant_masked");
   return plan_gated_quant(check, gate_up, masked_m, std::nullopt, group_size, scale_layout,
                           round_scale, round_activation, kTileRows,
-                          {situ_activation(check, beta, linear_beta), swizzle, bias});
+                          {situ_activation(check, beta, linear_beta), gate_up_interleave, bias});
 }
 
 }  // namespace dgmoe

@@ -101,10 +101,10 @@ class Experts:
         if self._is_w2:
             columns = slice(*self._cut.steps(column_unit))
             return (self._read(names[0], expert, _ALL, columns, end),)
-        if self._layout.swizzle:
+        if self._layout.gate_up_interleave:
             both = slice(2 * self._cut.low, 2 * self._cut.high)
             rows = self._read(names[0], expert, both, _ALL, end)
-            return halves_of(rows, 2, self._layout.swizzle)
+            return halves_of(rows, 2, self._layout.gate_up_interleave)
         low, high = self._cut.steps(row_unit)
         if len(names) == 2:
             return tuple(self._read(one, expert, slice(low, high), _ALL, end) for one in names)

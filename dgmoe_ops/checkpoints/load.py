@@ -134,5 +134,5 @@ def load_moe_layer(
                 search=search,
                 w13_bias=w13.bias(),
                 w2_bias=w2.bias() if tp_rank == 0 else None,
-                swizzle=found.swizzle,
+                gate_up_interleave=found.gate_up_interleave,
             )

@@ -31,7 +31,8 @@ class Layout:
         bias: what follows a stem in the names of biases, or None.
         ignored: what follows a stem in names that are known and not read.
         transposed: values are (.., columns, rows).
-        swizzle: rows of gate, then of up, in turn in a tensor that holds both; 0: halves.
+        gate_up_interleave: rows of gate, then of up, in turn in a tensor that holds both;
+            0: halves.
         blocks: values have a last dimension of the 16 bytes of a group.
     """
 
@@ -45,7 +46,7 @@ class Layout:
     bias: str | None = None
     ignored: tuple[str, ...] = ()
     transposed: bool = False
-    swizzle: int = 0
+    gate_up_interleave: int = 0
     blocks: bool = False
 
     @property
@@ -120,11 +121,11 @@ LAYOUTS: dict[str, Layout] = {
         ),
         Layout(
             "gpt_oss", "gpt-oss: MXFP4",
-            *_FUSED, "_blocks", _FP4, "_scales", "_bias", swizzle=1, blocks=True,
+            *_FUSED, "_blocks", _FP4, "_scales", "_bias", gate_up_interleave=1, blocks=True,
         ),
         Layout(
             "gpt_oss_bf16", "gpt-oss, dequantised",
-            *_FUSED, "", _FLOAT, None, "_bias", transposed=True, swizzle=1,
+            *_FUSED, "", _FLOAT, None, "_bias", transposed=True, gate_up_interleave=1,
         ),
     )
 }  # fmt: skip

@@ -14,7 +14,7 @@ from ..formats.recipes import RECIPES, Recipe
 from ..ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .activations import activation_keywords, check_activation
 
-SWIZZLES = (0, 1, 8)
+GATE_UP_INTERLEAVES = (0, 1, 8)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
 _ID_DTYPES = (torch.int32, torch.int64)
 _WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,7 +29,7 @@ class Between(NamedTuple):
     gemm1_clamp_limit: float | None = None
     beta: float | None = None
     linear_beta: float | None = None
-    swizzle: int = 0
+    gate_up_interleave: int = 0
     round_activation: bool = False
     bias: torch.Tensor | None = None
 
@@ -129,8 +129,12 @@ def _bias(arg: str, bias: torch.Tensor | None, experts: int, least: int, most: i
 def _activation(between: Between) -> dict[str, float | None]:
     """The keywords of the activation's op."""
     given = {name: getattr(between, name) for name in PARAMETERS}
-    if between.swizzle not in SWIZZLES:
-        _fail("swizzle", f"be one of {', '.join(map(str, SWIZZLES))}", between.swizzle)
+    if between.gate_up_interleave not in GATE_UP_INTERLEAVES:
+        _fail(
+            "gate_up_interleave",
+            f"be one of {', '.join(map(str, GATE_UP_INTERLEAVES))}",
+            between.gate_up_interleave,
+        )
     if torch.compiler.is_compiling():  # values may be symbolic; the op looks at them again
         return activation_keywords(between.activation, given, "dgmoe::fused_moe: ")
     return check_activation(between.activation, "dgmoe::fused_moe: ", **given)

@@ -145,7 +145,11 @@ def activate(
     """Stage 4: the gated activation, quantised for GEMM2."""
     between = stages.between
     plain, masked, contig = _ACTIVATION_OPS[ACTIVATIONS[between.activation].op]
-    options = {**stages.activation, "swizzle": between.swizzle, "bias": between.bias}
+    options = {
+        **stages.activation,
+        "gate_up_interleave": between.gate_up_interleave,
+        "bias": between.bias,
+    }
     if not stages.recipe.quantized:
         masked_m, m_indices = (where, None) if stages.masked else (None, where)
         return plain(gate_up, masked_m, m_indices, **options), None
@@ -195,7 +199,7 @@ def fused_moe_inline(
     gemm1_clamp_limit: float | None = None,
     beta: float | None = None,
     linear_beta: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     round_activation: bool = False,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
@@ -215,7 +219,7 @@ def fused_moe_inline(
         gemm1_clamp_limit,
         beta,
         linear_beta,
-        swizzle,
+        gate_up_interleave,
         round_activation,
         w13_bias,
     )
@@ -291,7 +295,7 @@ def fused_moe(
     gemm1_clamp_limit: float | None = None,
     beta: float | None = None,
     linear_beta: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     round_activation: bool = False,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
@@ -324,8 +328,9 @@ def fused_moe(
         swiglu_limit: of "silu": clamp gate from above and up from both sides first.
         gemm1_alpha, gemm1_clamp_limit: of "swigluoai", default 1.702 and 7.
         beta, linear_beta: of "situ", both required.
-        swizzle: how the rows of w13 (and w13_bias) stand: 0, all of gate and all of up; 8, eight of
-            each in turn; 1, one of each in turn. `prepare_weights` pads the two halves of 0.
+        gate_up_interleave: the order of the rows of w13 (and w13_bias): 0, all of gate, all of up;
+            8, eight of each in turn; 1, one of each in turn. `prepare_weights` pads the two
+            halves of 0.
         round_activation: round the activation to bfloat16 before it is quantised, as some peers do.
         w13_bias: (experts, rows of w13) float32 or bfloat16, added to GEMM1 in fp32.
         w2_bias: (experts, hidden) float32 or bfloat16, added to each row of GEMM2 in fp32.
@@ -358,7 +363,7 @@ def fused_moe(
         gemm1_clamp_limit=gemm1_clamp_limit,
         beta=beta,
         linear_beta=linear_beta,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         round_activation=round_activation,
         w13_bias=w13_bias,
         w2_bias=w2_bias,
@@ -376,7 +381,7 @@ _ARGUMENTS = (
     ' Tensor w2, Tensor? w2_scale, *, str recipe="fp8_block", int? num_experts=None,'
     ' int expert_start=0, str activation="silu", float? swiglu_limit=None,'
     " float? gemm1_alpha=None, float? gemm1_clamp_limit=None, float? beta=None,"
-    " float? linear_beta=None, int swizzle=0, bool round_activation=False,"
+    " float? linear_beta=None, int gate_up_interleave=0, bool round_activation=False,"
     " Tensor? w13_bias=None, Tensor? w2_bias=None, float routed_scaling_factor=1.0,"
     ' str layout="auto"'
 )

@@ -21,7 +21,7 @@ def silu_and_mul(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute `silu(gate) * up` between the GEMMs of the bf16 recipe, in either layout.
@@ -35,8 +35,8 @@ def silu_and_mul(
         swiglu_limit: clamp gate from above and up from both sides, in fp32, first; None does not.
         gemm1_alpha: compute gpt-oss's `gate * sigmoid(alpha * gate) * (up + 1)` instead.
         gemm1_clamp_limit: with `gemm1_alpha`, the limit of the same clamp.
-        swizzle: how the columns of gate_up (and bias) stand: 0, all of gate and all of up; 8, eight
-            of each in turn; 1, one of each in turn, as gpt-oss ships them.
+        gate_up_interleave: order of the columns of gate_up (and bias): 0, all of gate, all of up;
+            8, eight of each in turn; 1, one of each in turn, as gpt-oss ships them.
         bias: (experts, 2 * intermediate) float32 or bfloat16, the bias of GEMM1, added in fp32.
 
     Returns:
@@ -54,7 +54,7 @@ def silu_and_mul(
         swiglu_limit=swiglu_limit,
         gemm1_alpha=gemm1_alpha,
         gemm1_clamp_limit=gemm1_clamp_limit,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 
@@ -83,7 +83,7 @@ def silu_and_mul_post_quant_masked(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `silu(gate) * up` of a masked slab and quantise it to e4m3 in the same pass.
@@ -95,7 +95,7 @@ def silu_and_mul_post_quant_masked(
         round_activation: round the product to bfloat16 before quantising, for parity with layers
             that do; by default it is quantised from fp32.
         swiglu_limit, gemm1_alpha, gemm1_clamp_limit: as in `silu_and_mul`.
-        swizzle, bias: as in `silu_and_mul`.
+        gate_up_interleave, bias: as in `silu_and_mul`.
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
@@ -116,7 +116,7 @@ def silu_and_mul_post_quant_masked(
         swiglu_limit=swiglu_limit,
         gemm1_alpha=gemm1_alpha,
         gemm1_clamp_limit=gemm1_clamp_limit,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 
@@ -138,7 +138,7 @@ def silu_and_mul_post_quant_contig(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute `silu(gate) * up` of contiguous segments and quantise it to e4m3 in the same pass.
@@ -151,7 +151,7 @@ def silu_and_mul_post_quant_contig(
             `silu_and_mul_post_quant_masked`.
         alignment: rows to which segments are padded.
         swiglu_limit, gemm1_alpha, gemm1_clamp_limit: as in `silu_and_mul`.
-        swizzle, bias: as in `silu_and_mul`; a bias needs m_indices.
+        gate_up_interleave, bias: as in `silu_and_mul`; a bias needs m_indices.
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
@@ -173,7 +173,7 @@ def silu_and_mul_post_quant_contig(
         swiglu_limit=swiglu_limit,
         gemm1_alpha=gemm1_alpha,
         gemm1_clamp_limit=gemm1_clamp_limit,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 
@@ -190,7 +190,7 @@ def situ_and_mul(
     *,
     beta: float,
     linear_beta: float,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Compute SiTU between the GEMMs of the bf16 recipe, in either layout.
@@ -204,8 +204,8 @@ def situ_and_mul(
         m_indices: (m,) int32, the expert of a row or -1 for padding; None means that every row is
             valid.
         beta, linear_beta: positive; where gate and up saturate.
-        swizzle: how the columns of gate_up (and bias) stand: 0, all of gate and all of up; 8, eight
-            of each in turn; 1, one of each in turn, as gpt-oss ships them.
+        gate_up_interleave: order of the columns of gate_up (and bias): 0, all of gate, all of up;
+            8, eight of each in turn; 1, one of each in turn, as gpt-oss ships them.
         bias: (experts, 2 * intermediate) float32 or bfloat16, the bias of GEMM1, added in fp32.
 
     Returns:
@@ -222,7 +222,7 @@ def situ_and_mul(
         m_indices,
         beta=beta,
         linear_beta=linear_beta,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 
@@ -242,7 +242,7 @@ def situ_and_mul_post_quant_masked(
     scale_layout: int = ScaleLayout.MN_MAJOR,
     round_scale: bool = False,
     round_activation: bool = False,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute SiTU of a masked slab and quantise it to e4m3 in the same pass.
@@ -254,7 +254,7 @@ def situ_and_mul_post_quant_masked(
         group_size, scale_layout, round_scale: as in `quant_group_fp8`.
         round_activation: round the product to bfloat16 before quantising, for parity with layers
             that do; by default it is quantised from fp32.
-        swizzle, bias: as in `situ_and_mul`.
+        gate_up_interleave, bias: as in `situ_and_mul`.
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
@@ -274,7 +274,7 @@ def situ_and_mul_post_quant_masked(
         scale_layout=scale_layout,
         round_scale=round_scale,
         round_activation=round_activation,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 
@@ -295,7 +295,7 @@ def situ_and_mul_post_quant_contig(
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = CONTIG_ALIGNMENT,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute SiTU of contiguous segments and quantise it to e4m3 in the same pass.
@@ -308,7 +308,7 @@ def situ_and_mul_post_quant_contig(
         group_size, scale_layout, round_scale, round_activation: as in
             `situ_and_mul_post_quant_masked`.
         alignment: rows to which segments are padded.
-        swizzle, bias: as in `situ_and_mul`; a bias needs m_indices.
+        gate_up_interleave, bias: as in `situ_and_mul`; a bias needs m_indices.
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
@@ -329,7 +329,7 @@ def situ_and_mul_post_quant_contig(
         round_scale=round_scale,
         round_activation=round_activation,
         alignment=alignment,
-        swizzle=swizzle,
+        gate_up_interleave=gate_up_interleave,
         bias=bias,
     )
 

@@ -15,28 +15,28 @@ from .scale import POISON, quantize_groups, scale_tensor, unit_words
 class _Options:
     """What the ops of the room say besides rows and scales."""
 
-    swizzle: int
+    gate_up_interleave: int
     bias: torch.Tensor | None
     limit: float | None = None
     alpha: float | None = None
     betas: tuple[float, float] | None = None
 
 
-def _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias) -> _Options:
+def _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias) -> _Options:
     limit = swiglu_limit if gemm1_alpha is None else gemm1_clamp_limit
-    return _Options(swizzle, bias, limit, gemm1_alpha)
+    return _Options(gate_up_interleave, bias, limit, gemm1_alpha)
 
 
-def _situ(beta, linear_beta, swizzle, bias) -> _Options:
-    return _Options(swizzle, bias, betas=(beta, linear_beta))
+def _situ(beta, linear_beta, gate_up_interleave, bias) -> _Options:
+    return _Options(gate_up_interleave, bias, betas=(beta, linear_beta))
 
 
-def _split(columns: torch.Tensor, swizzle: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _split(columns: torch.Tensor, gate_up_interleave: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return gate and up (.., intermediate) of (.., 2 * intermediate)."""
     inter = columns.shape[-1] // 2
-    if swizzle == 0:
+    if gate_up_interleave == 0:
         return columns[..., :inter], columns[..., inter:]
-    turns = columns.unflatten(-1, (inter // swizzle, 2, swizzle))
+    turns = columns.unflatten(-1, (inter // gate_up_interleave, 2, gate_up_interleave))
     return turns[..., 0, :].flatten(-2), turns[..., 1, :].flatten(-2)
 
 
@@ -46,7 +46,7 @@ def _gated(rows: torch.Tensor, experts: torch.Tensor, options: _Options) -> torc
     if options.bias is not None:
         known = experts < options.bias.shape[0]
         x[known] = x[known] + options.bias[experts[known]].float()
-    g, u = _split(x, options.swizzle)
+    g, u = _split(x, options.gate_up_interleave)
     if options.limit is not None:
         limit = torch.tensor(options.limit, dtype=torch.float32)
         g = torch.where(g > limit, limit, g)
@@ -104,10 +104,10 @@ def silu_and_mul_ref(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias)
     return _plain(gate_up, masked_m, m_indices, options)
 
 
@@ -119,10 +119,10 @@ def situ_and_mul_ref(
     *,
     beta: float,
     linear_beta: float,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    return _plain(gate_up, masked_m, m_indices, _situ(beta, linear_beta, swizzle, bias))
+    return _plain(gate_up, masked_m, m_indices, _situ(beta, linear_beta, gate_up_interleave, bias))
 
 
 @on_cpu
@@ -136,15 +136,19 @@ situ_and_mul_defined = silu_and_mul_defined
 
 @on_cpu
 def flushed_activation(
-    gate_up: torch.Tensor, *, swizzle: int = 0, bias: torch.Tensor | None = None, **parameters
+    gate_up: torch.Tensor,
+    *,
+    gate_up_interleave: int = 0,
+    bias: torch.Tensor | None = None,
+    **parameters,
 ) -> torch.Tensor:
     """Return what a GPU may lose where it takes sigmoids below 2^-126 for zero, float64.
 
     The gate of such a product is at most 88 / alpha, or SiTU's beta.
     """
-    _, u = _split(gate_up.double(), swizzle)
+    _, u = _split(gate_up.double(), gate_up_interleave)
     if bias is not None and bias.numel():
-        u = u.abs() + _split(bias.double(), swizzle)[1].abs().amax()
+        u = u.abs() + _split(bias.double(), gate_up_interleave)[1].abs().amax()
     alpha = parameters.get("gemm1_alpha")
     if alpha is not None:
         return (u.abs() + 1) * 2.0**-118 / max(abs(alpha), 2.0**-100)
@@ -198,11 +202,11 @@ def silu_and_mul_post_quant_masked_ref(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     quant = (group_size, scale_layout, round_scale, round_activation)
-    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias)
     return _masked(gate_up, masked_m, quant, options)
 
 
@@ -217,11 +221,11 @@ def situ_and_mul_post_quant_masked_ref(
     scale_layout: int = 1,
     round_scale: bool = False,
     round_activation: bool = False,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     quant = (group_size, scale_layout, round_scale, round_activation)
-    return _masked(gate_up, masked_m, quant, _situ(beta, linear_beta, swizzle, bias))
+    return _masked(gate_up, masked_m, quant, _situ(beta, linear_beta, gate_up_interleave, bias))
 
 
 @on_cpu
@@ -237,11 +241,11 @@ def silu_and_mul_post_quant_contig_ref(
     swiglu_limit: float | None = None,
     gemm1_alpha: float | None = None,
     gemm1_clamp_limit: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     quant = (group_size, scale_layout, round_scale, round_activation)
-    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, swizzle, bias)
+    options = _silu(swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias)
     return _contig(gate_up, m_indices, alignment, quant, options)
 
 
@@ -257,11 +261,13 @@ def situ_and_mul_post_quant_contig_ref(
     round_scale: bool = False,
     round_activation: bool = False,
     alignment: int = 128,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     bias: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     quant = (group_size, scale_layout, round_scale, round_activation)
-    return _contig(gate_up, m_indices, alignment, quant, _situ(beta, linear_beta, swizzle, bias))
+    return _contig(
+        gate_up, m_indices, alignment, quant, _situ(beta, linear_beta, gate_up_interleave, bias)
+    )
 
 
 def _quantized_defined(gate_up, valid, alignment, group_size=128, scale_layout=1, **_):

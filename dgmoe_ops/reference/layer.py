@@ -52,11 +52,11 @@ def _run(
     return out
 
 
-def _halves(columns: torch.Tensor, swizzle: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return gate and up of columns that stand in two halves, or in turns of `swizzle`."""
-    if swizzle == 0:
+def _halves(columns: torch.Tensor, gate_up_interleave: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return gate and up of columns that stand in two halves, or in turns of so many."""
+    if gate_up_interleave == 0:
         return columns.chunk(2, dim=-1)
-    turn = torch.arange(columns.shape[-1]) // swizzle % 2
+    turn = torch.arange(columns.shape[-1]) // gate_up_interleave % 2
     return columns[..., turn == 0], columns[..., turn == 1]
 
 
@@ -97,7 +97,7 @@ def fused_moe_ref(
     gemm1_clamp_limit: float | None = None,
     beta: float | None = None,
     linear_beta: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     round_activation: bool = False,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
@@ -121,7 +121,7 @@ def fused_moe_ref(
     def gated(gate_up, expert):
         if w13_bias is not None:
             gate_up = gate_up + w13_bias[expert].double()
-        return _activate(activation, *_halves(gate_up, swizzle), given)
+        return _activate(activation, *_halves(gate_up, gate_up_interleave), given)
 
     return routed_scaling_factor * _run(
         hidden_states,
@@ -156,7 +156,7 @@ def fused_moe_quantized_ref(
     gemm1_clamp_limit: float | None = None,
     beta: float | None = None,
     linear_beta: float | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     round_activation: bool = False,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
@@ -187,7 +187,7 @@ def fused_moe_quantized_ref(
         rounded = gate_up.bfloat16().double()
         if w13_bias is not None:
             rounded = rounded + w13_bias[expert].double()
-        product = _activate(activation, *_halves(rounded, swizzle), given)
+        product = _activate(activation, *_halves(rounded, gate_up_interleave), given)
         if w13_scale is None:
             return product.bfloat16().double()
         if round_activation:

@@ -27,20 +27,20 @@ _UNIT = 127  # the exponent byte of scale 1
 Halves = tuple[torch.Tensor, ...]  #: matrices of gate and of up, or the one of w2
 
 
-def halves_of(rows: torch.Tensor, halves: int, swizzle: int = 0) -> Halves:
+def halves_of(rows: torch.Tensor, halves: int, gate_up_interleave: int = 0) -> Halves:
     """Gate rows and up rows of one expert: views, but for copies where chunks of rows take turns.
 
     Args:
         rows: (n, ..).
         halves: 2, or 1 for w2, which comes back as it is.
-        swizzle: rows of gate, then of up, in turn; 0: all of gate, then all of up.
+        gate_up_interleave: rows of gate, then of up, in turn; 0: all of gate, then all of up.
     """
     if halves == 1:
         return (rows,)
     size = rows.shape[0] // 2
-    if not swizzle:
+    if not gate_up_interleave:
         return rows[:size], rows[size:]
-    turns = rows.unflatten(0, (size // swizzle, 2, swizzle))
+    turns = rows.unflatten(0, (size // gate_up_interleave, 2, gate_up_interleave))
     return turns[:, 0].flatten(0, 1), turns[:, 1].flatten(0, 1)
 
 
@@ -76,18 +76,18 @@ class Stacked:
         weight: torch.Tensor,
         scale: torch.Tensor | None,
         halves: int,
-        swizzle: int = 0,
+        gate_up_interleave: int = 0,
     ) -> None:
         self._arg, self.form, self._halves = arg, form, halves
-        self._weight, self._scale, self._swizzle = weight, scale, swizzle
+        self._weight, self._scale, self._gate_up_interleave = weight, scale, gate_up_interleave
         self.experts, self.device = weight.shape[0], weight.device
 
     @property
     def whole(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        return None if self._swizzle else (self._weight, self._scale)
+        return None if self._gate_up_interleave else (self._weight, self._scale)
 
     def weight(self, expert: int) -> Halves:
-        return halves_of(self._weight[expert], self._halves, self._swizzle)
+        return halves_of(self._weight[expert], self._halves, self._gate_up_interleave)
 
     def scale(self, expert: int) -> Halves | None:
         scale = self._scale
@@ -97,8 +97,8 @@ class Stacked:
             each = scale[expert] if scale.dim() else scale
             return each.expand(self._halves).unbind()
         # Blocks do not take turns.
-        swizzle = 0 if self.form is WeightFormat.FP8_BLOCK else self._swizzle
-        return halves_of(scale[expert], self._halves, swizzle)
+        gate_up_interleave = 0 if self.form is WeightFormat.FP8_BLOCK else self._gate_up_interleave
+        return halves_of(scale[expert], self._halves, gate_up_interleave)
 
     def scale_name(self, expert: int) -> str:
         return f"dgmoe_ops.prepare_weights: {self._arg}_scale"

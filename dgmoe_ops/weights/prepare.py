@@ -17,7 +17,7 @@ from .convert import Goal, Source, Stacked, convert, halves_of
 
 _OUT_MULTIPLE = 8  # 16 bytes of bf16: the least row that a GEMM can store in one piece
 _BIAS_DTYPES = (torch.float32, torch.bfloat16)
-SWIZZLES = (0, 1, 8)
+GATE_UP_INTERLEAVES = (0, 1, 8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,20 +163,34 @@ def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool
     return True
 
 
-def _check_swizzle(swizzle: int, form: WeightFormat, inter: int, packed: bool) -> None:
-    if swizzle not in SWIZZLES:
-        _fail("swizzle", f"be one of {', '.join(map(str, SWIZZLES))}", swizzle)
-    if not swizzle:
+def _check_gate_up_interleave(
+    gate_up_interleave: int, form: WeightFormat, inter: int, packed: bool
+) -> None:
+    if gate_up_interleave not in GATE_UP_INTERLEAVES:
+        _fail(
+            "gate_up_interleave",
+            f"be one of {', '.join(map(str, GATE_UP_INTERLEAVES))}",
+            gate_up_interleave,
+        )
+    if not gate_up_interleave:
         return
     if packed:
-        _fail("swizzle", "be 0 for prepared weights, which have gate and up in halves", swizzle)
+        _fail(
+            "gate_up_interleave",
+            "be 0 for prepared weights, which have gate and up in halves",
+            gate_up_interleave,
+        )
     if form is WeightFormat.FP8_BLOCK:
         # A block's scale is of 64 gate and 64 up rows; in halves it would be of 128 rows of two
         # blocks, and only requantising could give them one scale.
         must = "be 0 for FP8 with a scale a 128x128 block: its blocks would mix gate and up"
-        _fail("swizzle", f"{must} (dequantise first)", swizzle)
-    if inter % swizzle:
-        _fail("w13", f"have rows of gate and up in whole chunks of {swizzle}", f"{inter} of each")
+        _fail("gate_up_interleave", f"{must} (dequantise first)", gate_up_interleave)
+    if inter % gate_up_interleave:
+        _fail(
+            "w13",
+            f"have rows of gate and up in whole chunks of {gate_up_interleave}",
+            f"{inter} of each",
+        )
 
 
 def _check_bias(arg: str, bias: torch.Tensor | None, shape: tuple[int, int], like) -> None:
@@ -190,12 +204,14 @@ def _check_bias(arg: str, bias: torch.Tensor | None, shape: tuple[int, int], lik
         _fail(arg, f"be on the device of w13 ({like.device})", bias.device)
 
 
-def pad_w13_bias(bias: torch.Tensor | None, rows: int, swizzle: int) -> torch.Tensor | None:
+def pad_w13_bias(
+    bias: torch.Tensor | None, rows: int, gate_up_interleave: int
+) -> torch.Tensor | None:
     """(experts, 2 * intermediate) biases to halves of `rows` each, padded with zeros."""
     if bias is None:
         return None
-    gate, up = halves_of(bias.t(), 2, swizzle)
-    if not swizzle and gate.shape[0] == rows:
+    gate, up = halves_of(bias.t(), 2, gate_up_interleave)
+    if not gate_up_interleave and gate.shape[0] == rows:
         return bias.contiguous()
     out = bias.new_zeros((bias.shape[0], 2, rows))
     out[:, 0, : gate.shape[0]] = gate.t()
@@ -214,7 +230,7 @@ def prepare_sources(
     search: bool = False,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
 ) -> MoEWeights:
     """Prepare weights that are read an expert at a time, after all checks.
 
@@ -225,7 +241,7 @@ def prepare_sources(
         advance: called once for every expert of each source.
         search: choose FP4 exponents by least squared error.
         w13_bias, w2_bias: biases of all experts.
-        swizzle: how the columns of w13_bias stand.
+        gate_up_interleave: how the columns of w13_bias stand.
     """
     hidden, inter = sizes
     packed = chosen.weight_scale_layout(target) == "packed_ue8m0"
@@ -234,7 +250,7 @@ def prepare_sources(
     goal2 = Goal(chosen, packed, 1, padded_out, padded_inter, search)
     w13, w13_scale = convert(goal13, source13, advance)
     w2, w2_scale = convert(goal2, source2, advance)
-    w13_bias = pad_w13_bias(w13_bias, padded_inter, swizzle)
+    w13_bias = pad_w13_bias(w13_bias, padded_inter, gate_up_interleave)
     w2_bias = None if w2_bias is None else w2_bias.contiguous()
     tensors = (w13, w13_scale, w2, w2_scale)
     return MoEWeights(*tensors, chosen.name, target, hidden, inter, w13_bias, w2_bias)
@@ -250,7 +266,7 @@ def prepare_weights(
     *,
     search: bool = False,
     progress: bool = True,
-    swizzle: int = 0,
+    gate_up_interleave: int = 0,
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
 ) -> MoEWeights:
@@ -279,10 +295,10 @@ def prepare_weights(
         target: "cpu", "sm90", "sm100" or "sm120".
         search: choose the exponents of floats to mxfp4 by least squared error.
         progress: show a bar where stderr is a terminal.
-        swizzle: how the rows of w13 (and of its scales, if a row has them, and w13_bias) stand: 0,
-            all of gate and all of up; 8, eight of each in turn; 1, one of each in turn. They come
-            out in halves, for `fused_moe` with swizzle 0. Not for 128x128 blocks, which would mix
-            gate and up.
+        gate_up_interleave: the order of the rows of w13 (and of its scales, if a row has them, and
+            w13_bias): 0, all of gate and all of up; 8, eight of each in turn; 1, one of each in
+            turn. They come out in halves, for `fused_moe` with gate_up_interleave 0. Not for
+            128x128 blocks, which would mix gate and up.
         w13_bias: (experts, 2 * intermediate) float32 or bfloat16, rows as in w13.
         w2_bias: (experts, hidden) float32 or bfloat16.
 
@@ -314,11 +330,11 @@ def prepare_weights(
     _check_bias("w13_bias", w13_bias, (w13.shape[0], 2 * inter), w13)
     _check_bias("w2_bias", w2_bias, (w13.shape[0], hidden), w13)
     prepared = _prepared(w13, w13_scale, w2, w2_scale, chosen, target)
-    _check_swizzle(swizzle, form13, inter, prepared)
+    _check_gate_up_interleave(gate_up_interleave, form13, inter, prepared)
     if prepared:
         tensors = (w13, w13_scale, w2, w2_scale)
         return MoEWeights(*tensors, recipe, target, hidden, inter, w13_bias, w2_bias)
-    source13 = Stacked("w13", form13, w13, w13_scale, 2, swizzle)
+    source13 = Stacked("w13", form13, w13, w13_scale, 2, gate_up_interleave)
     source2 = Stacked("w2", form2, w2, w2_scale, 1)
     with _progress.steps(2 * w13.shape[0], f"preparing experts as {recipe}", progress) as advance:
         return prepare_sources(
@@ -331,5 +347,5 @@ def prepare_weights(
             search=search,
             w13_bias=w13_bias,
             w2_bias=w2_bias,
-            swizzle=swizzle,
+            gate_up_interleave=gate_up_interleave,
         )

@@ -130,24 +130,26 @@ def test_alpha_one_without_a_limit_is_silu(device) -> None:
 # ---- columns and bias ----
 
 
-def take_turns(x: torch.Tensor, swizzle: int) -> torch.Tensor:
+def take_turns(x: torch.Tensor, gate_up_interleave: int) -> torch.Tensor:
     gate, up = x.chunk(2, -1)
-    chunks = [half.unflatten(-1, (-1, swizzle)) for half in (gate, up)]
+    chunks = [half.unflatten(-1, (-1, gate_up_interleave)) for half in (gate, up)]
     return torch.stack(chunks, -2).flatten(-3).contiguous()
 
 
 @each_act
-@pytest.mark.parametrize("swizzle", [1, 8])
+@pytest.mark.parametrize("gate_up_interleave", [1, 8])
 @pytest.mark.parametrize("inter", [8, 96, 704])
-def test_columns_that_take_turns(device, act: str, swizzle: int, inter: int) -> None:
+def test_columns_that_take_turns(device, act: str, gate_up_interleave: int, inter: int) -> None:
     family, parameters = ACTS[act]
     x = random_bf16((9, 2 * inter), device)
-    turned = take_turns(x, swizzle)
-    found = op(family)(turned, swizzle=swizzle, **parameters)
+    turned = take_turns(x, gate_up_interleave)
+    found = op(family)(turned, gate_up_interleave=gate_up_interleave, **parameters)
     assert same_bits(found, op(family)(x, **parameters))
     quantised = op(family + "_post_quant_contig")
     for one, other in zip(
-        quantised(turned, swizzle=swizzle, **parameters), quantised(x, **parameters), strict=True
+        quantised(turned, gate_up_interleave=gate_up_interleave, **parameters),
+        quantised(x, **parameters),
+        strict=True,
     ):
         assert same_bits(one, other)
 
@@ -244,11 +246,11 @@ def test_refused_columns(device, name: str) -> None:
     args = (slab, int32([1, 2], device)) if masked else (slab[0], int32([0, 1, -1], device))
     parameters = {} if name.startswith("silu") else ACTS["situ"][1]
     call = op(name)
-    for swizzle in (2, -1, 16):
-        with refused(name, "swizzle"):
-            call(*args, swizzle=swizzle, **parameters)
+    for gate_up_interleave in (2, -1, 16):
+        with refused(name, "gate_up_interleave"):
+            call(*args, gate_up_interleave=gate_up_interleave, **parameters)
     with refused(name, "gate_up"):
-        call(*args, swizzle=8, **parameters)
+        call(*args, gate_up_interleave=8, **parameters)
     bias = torch.zeros(2, 24, device=device)
     for bad in (bias.double(), bias[0], bias[:, :23]):
         with refused(name, "bias"):

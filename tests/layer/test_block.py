@@ -233,7 +233,7 @@ def test_gpt_oss(device) -> None:
         top_k=TOP_K,
         gate_bias=router.bias.to(device),
         activation="swigluoai",
-        swizzle=1,
+        gate_up_interleave=1,
         w13_bias=experts.gate_up_proj_bias.float().to(device),
         w2_bias=experts.down_proj_bias.float().to(device),
     )

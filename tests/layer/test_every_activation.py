@@ -24,11 +24,11 @@ BOUND = {
 TOKENS, EXPERTS, TOP_K = 33, 5, 2
 
 
-def reordered(w13, swizzle):
-    """w13 with its gate and up rows in turns of `swizzle`."""
-    if swizzle == 0:
+def reordered(w13, gate_up_interleave):
+    """w13 with its gate and up rows in turns of `gate_up_interleave`."""
+    if gate_up_interleave == 0:
         return w13
-    gate, up = (half.unflatten(1, (-1, swizzle)) for half in w13.chunk(2, dim=1))
+    gate, up = (half.unflatten(1, (-1, gate_up_interleave)) for half in w13.chunk(2, dim=1))
     return torch.stack((gate, up), dim=2).flatten(1, 3).contiguous()
 
 
@@ -45,10 +45,10 @@ def test_the_table_is_covered() -> None:
 
 
 @pytest.mark.parametrize("with_bias", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("swizzle", [0, 8, 1])
+@pytest.mark.parametrize("gate_up_interleave", [0, 8, 1])
 @pytest.mark.parametrize("recipe", list(RECIPES))
 @pytest.mark.parametrize("name", CASES)
-def test_against_the_oracle(name, recipe, swizzle, with_bias, device) -> None:
+def test_against_the_oracle(name, recipe, gate_up_interleave, with_bias, device) -> None:
     args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)
     x, weights, ids, w13, w13_scale, w2, w2_scale = args
     if w13_scale is not None:
@@ -57,9 +57,9 @@ def test_against_the_oracle(name, recipe, swizzle, with_bias, device) -> None:
         packed = w13_scale.dtype == torch.int32
         one = (127 + exponent) * 0x01010101 if packed else 2.0**exponent
         w13_scale = w13_scale.clone().fill_(one)
-    w13 = reordered(w13, swizzle)
+    w13 = reordered(w13, gate_up_interleave)
     args = (x, weights, ids, w13, w13_scale, w2, w2_scale)
-    kwargs |= CASES[name] | {"swizzle": swizzle, "routed_scaling_factor": 1.5}
+    kwargs |= CASES[name] | {"gate_up_interleave": gate_up_interleave, "routed_scaling_factor": 1.5}
     if with_bias:
         kwargs |= biases(w13, x.shape[1], device)
     masked, contig = (
@@ -118,7 +118,7 @@ def test_biases_of_this_rank(start, device) -> None:
         ({"activation": "situ", "beta": 1.0}, "'situ': linear_beta must be given, got None"),
         ({"swiglu_limit": -1.0}, "swiglu_limit must be positive, as float32, got -1.0"),
         ({"swiglu_limit": float("inf")}, "swiglu_limit must be finite"),
-        ({"swizzle": 4}, "swizzle must be one of 0, 1, 8, got 4"),
+        ({"gate_up_interleave": 4}, "gate_up_interleave must be one of 0, 1, 8, got 4"),
         ({"w13_bias": torch.zeros(5, 3)}, r"w13_bias must have 256 columns, got \(5, 3\)"),
         ({"w13_bias": torch.zeros(4, 256)}, "w13_bias must have a row for each of the 5 local"),
         ({"w2_bias": torch.zeros(5, 256).half()}, "w2_bias must be float32 or bfloat16, got fl"),

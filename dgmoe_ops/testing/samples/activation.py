@@ -47,9 +47,12 @@ def _contiguous(device, seed, experts, most, inter, alignment, indices, hard, st
     return with_strides(poison_padding(x, m_indices >= 0).to(device), strides), m_indices.to(device)
 
 
-def _columns(device, seed, experts, inter, swizzle, bias, strides) -> dict:
-    """Return swizzle and bias; 8 turns to 1 where the width does not allow it."""
-    kwargs = {"swizzle": 1 if swizzle == 8 and inter % 8 else swizzle, "bias": None}
+def _columns(device, seed, experts, inter, gate_up_interleave, bias, strides) -> dict:
+    """Return gate_up_interleave and bias; 8 turns to 1 where the width does not allow it."""
+    kwargs = {
+        "gate_up_interleave": 1 if gate_up_interleave == 8 and inter % 8 else gate_up_interleave,
+        "bias": None,
+    }
     if bias is not None:
         values = torch.randn((experts, 2 * inter), generator=generator(seed + 1))
         kwargs["bias"] = with_strides(values.to(bias).to(device), strides)
@@ -57,9 +60,12 @@ def _columns(device, seed, experts, inter, swizzle, bias, strides) -> dict:
 
 
 def _plain(device, seed, parameters, masked, indices, experts, m, inter, hard, strides, over,
-           swizzle, bias):  # fmt: skip
+           gate_up_interleave, bias):  # fmt: skip
     bias = bias if masked or indices else None
-    kwargs = {**parameters, **_columns(device, seed, experts, inter, swizzle, bias, strides)}
+    kwargs = {
+        **parameters,
+        **_columns(device, seed, experts, inter, gate_up_interleave, bias, strides),
+    }
     if masked:
         return _slab(device, seed, experts, m, inter, hard, strides, over), kwargs
     x, m_indices = _contiguous(device, seed, experts, m, inter, 8, indices, hard, strides)
@@ -68,19 +74,19 @@ def _plain(device, seed, parameters, masked, indices, experts, m, inter, hard, s
 
 def _silu(
     device, *, seed, act="silu", masked=True, indices=True, experts=3, m=5, inter=192, hard=False,
-    strides="dense", over=False, swizzle=0, bias=None,
+    strides="dense", over=False, gate_up_interleave=0, bias=None,
 ):  # fmt: skip
     return _plain(device, seed, _SILU[act], masked, indices, experts, m, inter, hard, strides,
-                  over, swizzle, bias)  # fmt: skip
+                  over, gate_up_interleave, bias)  # fmt: skip
 
 
 def _situ(
     device, *, seed, act=_BETAS[0], masked=True, indices=True, experts=3, m=5, inter=192,
-    hard=False, strides="dense", over=False, swizzle=0, bias=None,
+    hard=False, strides="dense", over=False, gate_up_interleave=0, bias=None,
 ):  # fmt: skip
     parameters = {"beta": act[0], "linear_beta": act[1]}
     return _plain(device, seed, parameters, masked, indices, experts, m, inter, hard, strides,
-                  over, swizzle, bias)  # fmt: skip
+                  over, gate_up_interleave, bias)  # fmt: skip
 
 
 def _parameters(act) -> dict:
@@ -98,24 +104,24 @@ def _quant_kwargs(group_size, scale_layout, round_scale, round_activation) -> di
 
 def _masked(
     device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_layout=1,
-    round_scale=False, round_activation=False, hard=False, strides="dense", over=False, swizzle=0,
-    bias=None,
+    round_scale=False, round_activation=False, hard=False, strides="dense", over=False,
+    gate_up_interleave=0, bias=None,
 ):  # fmt: skip
     args = _slab(device, seed, experts, m, inter, hard, strides, over)
     kwargs = _quant_kwargs(group_size, scale_layout, round_scale, round_activation)
-    columns = _columns(device, seed, experts, inter, swizzle, bias, strides)
+    columns = _columns(device, seed, experts, inter, gate_up_interleave, bias, strides)
     return args, {**kwargs, **_parameters(act), **columns}
 
 
 def _contig(
     device, *, seed, act="silu", experts=3, m=5, inter=192, group_size=128, scale_layout=1,
     round_scale=False, round_activation=False, alignment=8, indices=True, hard=False,
-    strides="dense", swizzle=0, bias=None,
+    strides="dense", gate_up_interleave=0, bias=None,
 ):  # fmt: skip
     args = _contiguous(device, seed, experts, m, inter, alignment, indices, hard, strides)
     kwargs = _quant_kwargs(group_size, scale_layout, round_scale, round_activation)
     bias = bias if indices else None
-    columns = _columns(device, seed, experts, inter, swizzle, bias, strides)
+    columns = _columns(device, seed, experts, inter, gate_up_interleave, bias, strides)
     return args, {**kwargs, "alignment": alignment, **_parameters(act), **columns}
 
 
@@ -132,11 +138,11 @@ _SHAPES = [
     {"experts": 3, "m": 260, "inter": 7},
 ]
 _COLUMNS = [
-    {"swizzle": 8, "hard": True},
-    {"swizzle": 1, "hard": True, "m": 9},
-    {"swizzle": 1, "inter": 7, "bias": _BF16},
-    {"swizzle": 8, "inter": 704, "bias": _FLOAT, "strides": "sliced"},
-    {"swizzle": 1, "inter": 2880, "bias": _BF16, "m": 3},
+    {"gate_up_interleave": 8, "hard": True},
+    {"gate_up_interleave": 1, "hard": True, "m": 9},
+    {"gate_up_interleave": 1, "inter": 7, "bias": _BF16},
+    {"gate_up_interleave": 8, "inter": 704, "bias": _FLOAT, "strides": "sliced"},
+    {"gate_up_interleave": 1, "inter": 2880, "bias": _BF16, "m": 3},
     {"bias": _FLOAT, "inter": 100, "strides": "stepped"},
 ]
 _SPACE = {
@@ -145,7 +151,7 @@ _SPACE = {
     "inter": (0, 1, 7, 32, 100, 128, 192),
     "hard": (False, True),
     "strides": STRIDES,
-    "swizzle": (0, 1, 8),
+    "gate_up_interleave": (0, 1, 8),
     "bias": (None, _FLOAT, _BF16),
 }
 _QUANT_SPACE = {

@@ -14,6 +14,8 @@ RECIPES = {"bf16": ("bf16", "fp8_block", "mxfp4"), "mxfp4": ("mxfp4", "fp8_block
 RECIPES |= {"mxfp8": ("mxfp8",), "fp8_tensor": ("fp8_block",)}
 CASES = [(form, recipe) for form, recipes in RECIPES.items() for recipe in recipes]
 
+ORDER = "gate_up_interleave"
+
 
 def turned(tensor: torch.Tensor | None, chunk: int, dim: int = 1) -> torch.Tensor | None:
     """Rows in turn; scales that no row has stay."""
@@ -32,7 +34,7 @@ def test_every_form_comes_out_in_halves(form, recipe, chunk, target) -> None:
     wanted = prepare_weights(w13, s13, w2, s2, recipe, target, w13_bias=bias[0], w2_bias=bias[1])
     found = prepare_weights(
         turned(w13, chunk), turned(s13, chunk), w2, s2, recipe, target,
-        swizzle=chunk, w13_bias=turned(bias[0], chunk), w2_bias=bias[1],
+        gate_up_interleave=chunk, w13_bias=turned(bias[0], chunk), w2_bias=bias[1],
     )  # fmt: skip
     for one, other in zip(found.tensors, wanted.tensors, strict=True):
         assert one is other or same_bits(one, other)
@@ -50,7 +52,7 @@ def test_every_form_comes_out_in_halves(form, recipe, chunk, target) -> None:
 
 def test_halves_that_need_no_padding_are_copied_in_order() -> None:
     w13, _, w2, _ = layer("bf16", 2, 64, 64)
-    found = prepare_weights(interleaved(w13), None, w2, None, "bf16", swizzle=1)
+    found = prepare_weights(interleaved(w13), None, w2, None, "bf16", gate_up_interleave=1)
     assert torch.equal(found.w13, w13) and found.w2.data_ptr() == w2.data_ptr()
 
 
@@ -68,9 +70,11 @@ def test_the_layer_is_the_same_as_with_rows_in_turn(device, inter) -> None:
     swiglu = {"recipe": "bf16", "activation": "swigluoai"}
     turns = {"w13_bias": interleaved(bias["w13_bias"]), "w2_bias": bias["w2_bias"]}
     want = fused_moe(
-        x, weights, ids, interleaved(w13), None, w2, None, swizzle=1, **turns, **swiglu
+        x, weights, ids, interleaved(w13), None, w2, None, gate_up_interleave=1, **turns, **swiglu
     )
-    made = prepare_weights(interleaved(w13), None, w2, None, "bf16", target, swizzle=1, **turns)
+    made = prepare_weights(
+        interleaved(w13), None, w2, None, "bf16", target, gate_up_interleave=1, **turns
+    )
     got = fused_moe(x, weights, ids, *made.tensors, **made.biases, **swiglu)
     assert relative_error(got.cpu(), want.cpu().double()) < 1e-6
 
@@ -97,9 +101,9 @@ def test_a_block_takes_the_biases_of_its_weights() -> None:
 @pytest.mark.parametrize(
     ("form", "kwargs", "says"),
     [
-        ("fp8_block", {"swizzle": 1}, "swizzle must be 0 for FP8 with a scale a 128x128.*got 1"),
-        ("bf16", {"swizzle": 2}, "swizzle must be one of 0, 1, 8, got 2"),
-        ("bf16", {"swizzle": 8}, "w13 must have rows of gate and up in whole chunks of 8, got 36"),
+        ("fp8_block", {ORDER: 1}, f"{ORDER} must be 0 for FP8 with a scale a 128x128.*got 1"),
+        ("bf16", {ORDER: 2}, "gate_up_interleave must be one of 0, 1, 8, got 2"),
+        ("bf16", {ORDER: 8}, "w13 must have rows of gate and up in whole chunks of 8, got 36"),
         ("bf16", {"w13_bias": torch.ones(2, 36)}, r"w13_bias must have shape \(2, 72\), got \(2,"),
         ("bf16", {"w2_bias": torch.ones(2, 72)}, r"w2_bias must have shape \(2, 64\), got \(2, 72"),
         ("bf16", {"w2_bias": torch.ones(2, 64).half()}, "w2_bias must be float32.*got float16"),
@@ -114,5 +118,7 @@ def test_bad_input(form, kwargs, says) -> None:
 
 def test_prepared_tensors_have_no_turns() -> None:
     once = prepare_weights(*layer("mxfp4", 2, 128, 128), "mxfp4")
-    with pytest.raises(ValueError, match="swizzle must be 0 for prepared weights.*got 1"):
-        prepare_weights(*once.tensors, "mxfp4", swizzle=1)
+    with pytest.raises(
+        ValueError, match="gate_up_interleave must be 0 for prepared weights.*got 1"
+    ):
+        prepare_weights(*once.tensors, "mxfp4", gate_up_interleave=1)
