@@ -95,6 +95,17 @@ def misaligned(tensor: torch.Tensor) -> torch.Tensor:
     return view
 
 
+def beside(tensor: torch.Tensor, like: torch.Tensor, shared: int):
+    """Views of one storage, like both tensors, the first of equal values: their extents share up
+    to `shared` times 16 bytes, or only touch."""
+    begin = -(-tensor.nbytes // 16) * 16
+    begin -= 16 * min(shared, begin // 16)
+    room = torch.zeros(begin + tensor.nbytes + like.nbytes, dtype=torch.uint8, device=like.device)
+    view = room[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+    view.copy_(tensor)
+    return view, room[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
+
+
 def mn_major(scale: torch.Tensor) -> torch.Tensor:
     """An equal tensor whose second-to-last dimension is dense, padded to 16 bytes."""
     return with_strides(scale, "tma")

@@ -25,6 +25,7 @@ COMMON_MAY_INCLUDE = {
     "layout.h": {"numerics.h"},
     "tensor.h": {"numerics.h", "layout.h"},
     "check.h": {"numerics.h", "layout.h", "tensor.h"},
+    "output.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
     "cuda.cuh": {"numerics.h", "env.h", "async.cuh", "layout.h", "tensor.h", "check.h"},
 }

@@ -11,8 +11,6 @@
 // those of the CPU. What is not finite is so in either.
 #pragma once
 
-#include <cfloat>
-#include <cmath>
 #include <limits>
 
 #include "../common/check.h"
@@ -69,14 +67,8 @@ struct GatedOptions {
   const std::optional<Tensor>& bias;
 };
 
-inline float positive_float(const Check& check, const char* arg, double value) {
-  check.that(value >= FLT_MIN && value <= FLT_MAX, arg, "be positive and finite, as float32",
-             value);
-  return static_cast<float>(value);
-}
-
 inline float limit_or_infinity(const Check& check, const char* arg, std::optional<double> limit) {
-  return limit.has_value() ? positive_float(check, arg, *limit)
+  return limit.has_value() ? check.positive_float32(arg, *limit)
                            : std::numeric_limits<float>::infinity();
 }
 
@@ -92,15 +84,14 @@ inline ActivationParams silu_activation(const Check& check, std::optional<double
   }
   check.that(!swiglu_limit.has_value(), "swiglu_limit",
              "be None with gemm1_alpha (gemm1_clamp_limit clamps then)", swiglu_limit.value_or(0));
-  check.that(std::fabs(*gemm1_alpha) <= FLT_MAX, "gemm1_alpha", "be finite, as float32",
-             *gemm1_alpha);
   const float limit = limit_or_infinity(check, "gemm1_clamp_limit", gemm1_clamp_limit);
-  return {ActivationKind::kSwigluOai, limit, static_cast<float>(*gemm1_alpha), 1.0f, 1.0f};
+  return {ActivationKind::kSwigluOai, limit, check.float32("gemm1_alpha", *gemm1_alpha), 1.0f,
+          1.0f};
 }
 
 inline ActivationParams situ_activation(const Check& check, double beta, double linear_beta) {
   return {ActivationKind::kSitu, std::numeric_limits<float>::infinity(), 1.0f,
-          positive_float(check, "beta", beta), positive_float(check, "linear_beta", linear_beta)};
+          check.positive_float32("beta", beta), check.positive_float32("linear_beta", linear_beta)};
 }
 
 inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,

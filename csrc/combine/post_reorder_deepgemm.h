@@ -2,7 +2,7 @@
 //   y                      [rows, columns] or [experts, m, columns] bfloat16, any strides
 //   src2dst                [tokens, top_k] int32 or int64 row of y (of experts * m), or -1
 //   topk_weights           [tokens, top_k] float32, bfloat16 or float16
-//   routed_scaling_factor  multiplies the fp32 sum
+//   routed_scaling_factor  multiplies the fp32 sum; 0, or normal as float32
 //   hidden_size            columns of the result, default all of y
 //   bias                   [experts, >= hidden_size] float32 or bfloat16 of the GEMM that made y,
 //                          any strides: added to each row of y in fp32, before its weight
@@ -34,7 +34,9 @@ inline WeightedRowsCall plan_post_reorder_deepgemm(
     const std::optional<Tensor>& out = {}) {
   const Check check("post_reorder_deepgemm");
   if (y.dim() != 3) check.dim("y", y, 2, "(rows, hidden) or (experts, m, hidden)");
+  std::vector<NamedTensor> others;
   if (topk_ids.has_value()) {
+    others.push_back({"topk_ids", *topk_ids});
     check.ids("topk_ids", *topk_ids, "y", y);
     check.that(src2dst.dim() == 2 && topk_ids->size(0) == src2dst.size(0) &&
                    topk_ids->size(1) == src2dst.size(1),
@@ -51,13 +53,11 @@ inline WeightedRowsCall plan_post_reorder_deepgemm(
                "have at least the columns of the result, " + std::to_string(least),
                shape_text(*bias));
     check.that(topk_ids.has_value(), "topk_ids", "be given with a bias", "None");
-    if (out.has_value()) {
-      check.that(!may_overlap(*out, *bias), "out", "share no memory with bias",
-                 "a tensor that does");
-    }
+    others.push_back({"bias", *bias});
   }
-  WeightedRowsCall call = plan_weighted_rows(check, y, "src2dst", src2dst, std::nullopt,
-                                             topk_weights, routed_scaling_factor, hidden_size, out);
+  WeightedRowsCall call =
+      plan_weighted_rows(check, y, "src2dst", src2dst, std::nullopt, topk_weights,
+                         routed_scaling_factor, hidden_size, out, others);
   if (bias.has_value()) {
     call.bias = with_aligned_rows(*bias);
     call.plan.bias = {data_of(*call.bias),  dtype_of(*bias) == ScalarType::Float,

@@ -2,9 +2,7 @@
 // weight(t, i), sum)) * factor.
 #pragma once
 
-#include <cmath>
-
-#include "../common/check.h"
+#include "../common/output.h"
 
 namespace dgmoe {
 
@@ -55,7 +53,8 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
                                            const std::optional<Tensor>& topk_ids,
                                            const Tensor& topk_weights, double factor,
                                            std::optional<int64_t> hidden_size,
-                                           const std::optional<Tensor>& given_out = std::nullopt) {
+                                           const std::optional<Tensor>& given_out = std::nullopt,
+                                           const std::vector<NamedTensor>& others = {}) {
   check.dtype("y", y, {ScalarType::BFloat16});
   if (y.dim() != 3) check.dim("y", y, 2, "(rows, hidden) or (experts, m, hidden)");
   check.ids(rows_arg, rows, "y", y);
@@ -71,30 +70,20 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   check.size("topk_weights", topk_weights, 1, rows.size(1), "the slots of a token");
   check.same_device("topk_weights", topk_weights, "y", y);
   // An infinite factor would make NaN of a token without a row.
-  check.that(std::isfinite(factor), "routed_scaling_factor", "be finite", factor);
+  const float scale = check.float32("routed_scaling_factor", factor);
   const int64_t width = y.size(y.dim() - 1);
   const int64_t hidden = hidden_size.has_value() ? *hidden_size : width;
   check.that(hidden >= 0 && hidden <= width, "hidden_size",
              "be between 0 and the columns of y, " + std::to_string(width), hidden);
-  if (given_out.has_value()) {
-    check.dtype("out", *given_out, {ScalarType::BFloat16});
-    check.dim("out", *given_out, 2, "(tokens, hidden_size)");
-    check.size("out", *given_out, 0, rows.size(0), "the tokens");
-    check.size("out", *given_out, 1, hidden, "hidden_size");
-    check.same_device("out", *given_out, "y", y);
-    check.contiguous("out", *given_out);
-    check.that(reinterpret_cast<uintptr_t>(data_of(*given_out)) % 16 == 0, "out",
-               "start on 16 bytes", "another address");
-    check.that(!may_overlap(*given_out, y) && !may_overlap(*given_out, topk_weights), "out",
-               "share no memory with y and topk_weights", "a tensor that does");
-  }
+  std::vector<NamedTensor> inputs{{"y", y}, {rows_arg, rows}, {"topk_weights", topk_weights}};
+  for (const NamedTensor& other : others) inputs.push_back(other);
+  Tensor out =
+      given_or_empty(check, "out", given_out, {rows.size(0), hidden}, ScalarType::BFloat16, inputs);
   // A slab is read as experts * m rows, so its experts must stand one after the other.
   // The stride of a dimension of one says nothing: experts of one row are rows themselves.
   const bool single = y.dim() == 3 && y.size(1) == 1;
   const bool flat = y.dim() == 2 || single || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));
-  Tensor out =
-      given_out.has_value() ? *given_out : empty({rows.size(0), hidden}, ScalarType::BFloat16, y);
   WeightedRowsPlan plan{static_cast<const uint16_t*>(data_of(in)),
                         y.dim() == 3 ? y.size(0) * y.size(1) : y.size(0),
                         in.stride(single ? 0 : in.dim() - 2),
@@ -105,7 +94,7 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
                         rows.size(0),
                         rows.size(1),
                         hidden,
-                        static_cast<float>(factor)};
+                        scale};
   return {in, out, plan};
 }
 

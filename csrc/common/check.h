@@ -3,6 +3,8 @@
 // Python sees as ValueError.
 #pragma once
 
+#include <cfloat>
+#include <cmath>
 #include <initializer_list>
 #include <optional>
 #include <sstream>
@@ -76,6 +78,20 @@ class Check {
   // Sizes and counts: bounded above too, so that no product of two of them wraps.
   void count(const char* arg, int64_t value) const {
     that(value >= 0 && value <= INT32_MAX, arg, "be at least 0 and below 2^31", value);
+  }
+
+  // A schema's float is a double and kernels compute in fp32: refuses NaN and what would become
+  // infinite, subnormal or 0 on the way.
+  float float32(const char* arg, double value) const {
+    const double magnitude = std::fabs(value);
+    that(magnitude <= FLT_MAX && (magnitude >= FLT_MIN || value == 0), arg,
+         "be finite as float32, and 0 or at least 1.18e-38 in magnitude", value);
+    return static_cast<float>(value);
+  }
+  float positive_float32(const char* arg, double value) const {
+    that(value >= FLT_MIN && value <= FLT_MAX, arg,
+         "be positive and finite as float32, at least 1.18e-38", value);
+    return static_cast<float>(value);
   }
 
   void contiguous(const char* arg, const Tensor& tensor) const {

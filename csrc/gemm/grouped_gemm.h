@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "output.h"
+#include "../common/output.h"
 
 namespace dgmoe {
 
@@ -170,7 +170,7 @@ inline void plan_rows(const Check& check, GroupedGemmPlan& plan, const Tensor& a
 // The output; the last step, since it may allocate. `inputs` are all tensors of the call, a first.
 inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, ScalarType dtype,
                                    const std::optional<Tensor>& out,
-                                   std::initializer_list<NamedTensor> inputs) {
+                                   const std::vector<NamedTensor>& inputs) {
   const Sizes sizes = plan.masked() ? Sizes{plan.experts, plan.m, plan.n} : Sizes{plan.m, plan.n};
   Tensor d = given_or_empty(check, "out", out, sizes, dtype, inputs);
   plan.d = mutable_data_of(d);

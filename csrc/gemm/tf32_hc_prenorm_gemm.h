@@ -12,7 +12,7 @@
 // sum rounds.
 #pragma once
 
-#include "output.h"
+#include "../common/output.h"
 
 namespace dgmoe {
 

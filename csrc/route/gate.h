@@ -2,8 +2,6 @@
 // expert. CPU and CUDA call these, so that both give the same bits.
 #pragma once
 
-#include <cmath>
-
 #include "../common/check.h"
 
 namespace dgmoe {
@@ -125,8 +123,7 @@ inline void check_gate(const Check& check, const Tensor& logits, const GateArgum
              "have 1 to 65536 experts", shape_text(logits));
   check.that(args.scoring >= 0 && args.scoring <= 3, "scoring",
              "be 0 (softmax), 1 (sigmoid), 2 (sqrt-softplus) or 3 (identity)", args.scoring);
-  check.that(std::isfinite(args.routed_scaling_factor) && args.routed_scaling_factor > 0,
-             "routed_scaling_factor", "be positive and finite", args.routed_scaling_factor);
+  check.positive_float32("routed_scaling_factor", args.routed_scaling_factor);
   check.that(args.num_fused_shared >= 0 && args.num_fused_shared <= kMostExperts,
              "num_fused_shared", "be 0 to 65536", args.num_fused_shared);
   check.count("num_counts", args.num_counts);

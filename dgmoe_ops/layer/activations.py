@@ -79,13 +79,26 @@ def _refuse(where: str, name: str, arg: str, must: str, value: object) -> None:
     raise ValueError(f"{where}activation {name!r}: {arg} must {must}, got {value!r}")
 
 
-def _check_value(where: str, name: str, parameter: Parameter, value: float) -> None:
+def float32_fault(value: object, positive: bool = False) -> str | None:
+    """Return what a parameter of a kernel must be and `value` is not, or None.
+
+    Kernels hold it as float32: it must be finite there, and not become subnormal or 0.
+    """
     if not isinstance(value, (int, float)) or isinstance(value, bool):
-        _refuse(where, name, parameter.name, "be a number", value)
+        return "be a number"
     if not math.isfinite(value) or abs(value) > _MOST:
-        _refuse(where, name, parameter.name, "be finite, as float32", value)
-    if parameter.positive and value < _LEAST:
-        _refuse(where, name, parameter.name, "be positive, as float32", value)
+        return "be finite as float32"
+    if positive and value < _LEAST:
+        return "be positive as float32, at least 1.18e-38"
+    if 0 < abs(value) < _LEAST:
+        return "be 0 or at least 1.18e-38 in magnitude, so that float32 holds it"
+    return None
+
+
+def _check_value(where: str, name: str, parameter: Parameter, value: float) -> None:
+    fault = float32_fault(value, parameter.positive)
+    if fault is not None:
+        _refuse(where, name, parameter.name, fault, value)
 
 
 def activation_keywords(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from ..config import LAYOUTS, sanity_check
 from ..formats.layouts import ceil_div, round_up
 from ..formats.recipes import RECIPES, Recipe
 from ..ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
-from .activations import activation_keywords, check_activation
+from .activations import activation_keywords, check_activation, float32_fault
 
 GATE_UP_INTERLEAVES = (0, 1, 8)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
@@ -213,8 +212,10 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
     if layout not in LAYOUTS:
         _fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
     # While compiling the factor may be symbolic; the combining op looks at it again.
-    if not torch.compiler.is_compiling() and not math.isfinite(routed_scaling_factor):
-        _fail("routed_scaling_factor", "be finite", routed_scaling_factor)
+    if not torch.compiler.is_compiling():
+        fault = float32_fault(routed_scaling_factor)
+        if fault is not None:
+            _fail("routed_scaling_factor", fault, routed_scaling_factor)
     chosen = RECIPES[recipe]
 
     _dtype("hidden_states", hidden_states, (torch.bfloat16,))
@@ -291,8 +292,35 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
     return Checked(chosen, total, keywords)
 
 
-def check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of a tensor's first byte and of the one behind its last; 0, 0 when empty."""
+    if tensor.numel() == 0:
+        return 0, 0
+    begin = tensor.data_ptr()
+    if tensor.is_contiguous():
+        return begin, begin + tensor.nbytes
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return begin, begin + (last + 1) * tensor.element_size()
+
+
+def _check_overlap(out: torch.Tensor, call: Arguments) -> None:
+    """Refuse a buffer that shares memory with what later stages read.
+
+    hidden_states is not among that: stage 2b copies it into rows of its own, and the result is
+    written behind the last GEMM.
+    """
+    begin, end = _extent(out)
+    for arg, tensor in _tensors(call).items():
+        if tensor is None or arg == "hidden_states":
+            continue
+        first, behind = _extent(tensor)
+        if first < end and begin < behind:
+            _fail("out", f"share no memory with {arg}", "a tensor that does")
+
+
+def check_out(out: torch.Tensor, call: Arguments) -> None:
     """Check the buffer that the caller gives for the result."""
+    hidden_states = call.hidden_states
     _dtype("out", out, (hidden_states.dtype,))
     wanted = tuple(hidden_states.shape)
     if tuple(out.shape) != wanted:
@@ -304,5 +332,8 @@ def check_out(out: torch.Tensor, hidden_states: torch.Tensor) -> None:
     if torch.is_grad_enabled() and out.requires_grad:
         refuse_grad("fused_moe", "out")
     # Tensors that stand for others have no address; the op that writes looks at it again.
-    if not torch.compiler.is_compiling() and type(out) is torch.Tensor and out.data_ptr() % 16:
+    if torch.compiler.is_compiling() or type(out) is not torch.Tensor:
+        return
+    if out.data_ptr() % 16:
         _fail("out", "start on 16 bytes", f"an address {out.data_ptr() % 16} past them")
+    _check_overlap(out, call)

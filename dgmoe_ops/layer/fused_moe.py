@@ -210,7 +210,9 @@ def fused_moe_inline(
     """Run the layer as its named calls, traceable: for export and for fusing around.
 
     Arguments, result and bits are those of `fused_moe`, which is one opaque node in a graph.
-    `out`, a contiguous buffer like hidden_states, takes the result where it is given.
+    `out`, a contiguous buffer like hidden_states, takes the result where it is given. It may be
+    hidden_states itself, which is read before anything is written, and shares no memory with
+    another argument.
     """
     between = Between(
         activation,
@@ -241,7 +243,7 @@ def fused_moe_inline(
     )
     chosen, total, keywords = check_layer(given)
     if out is not None:
-        check_out(out, hidden_states)
+        check_out(out, given)
     tokens, hidden = hidden_states.shape
     top_k = topk_ids.shape[1]
     stages = Stages(
@@ -334,7 +336,7 @@ def fused_moe(
         round_activation: round the activation to bfloat16 before it is quantised, as some peers do.
         w13_bias: (experts, rows of w13) float32 or bfloat16, added to GEMM1 in fp32.
         w2_bias: (experts, hidden) float32 or bfloat16, added to each row of GEMM2 in fp32.
-        routed_scaling_factor: multiplies the sum, in fp32.
+        routed_scaling_factor: multiplies the sum, in fp32; 0, or a normal number of float32.
         layout: "masked", "contig", or "auto": chosen from static facts, the same under graph
             capture as before.
 

@@ -27,14 +27,15 @@ def post_reorder_deepgemm(
         src2dst: (tokens, top_k) int32 or int64, the row of y (a slab counts as experts * m rows),
             or -1.
         topk_weights: (tokens, top_k) float32, bfloat16 or float16.
-        routed_scaling_factor: multiplies the sum, in fp32.
+        routed_scaling_factor: multiplies the sum, in fp32; 0, or a normal number of float32.
         hidden_size: columns of the result, at most those of y. Default all.
         bias: (experts, at least hidden_size) float32 or bfloat16, the bias of the GEMM that made y:
             added to each row in fp32, before its weight. Needs `topk_ids`.
         topk_ids: (tokens, top_k) int32 or int64, whose bias a slot takes; an id that is no local
             expert has none.
         expert_start: the id of the first row of `bias`.
-        out: a contiguous buffer to write the result into, on 16 bytes; returned.
+        out: a contiguous buffer to write the result into, on 16 bytes; returned. It shares no
+            memory with another argument.
 
     Returns:
         (tokens, hidden_size) bfloat16: fp32 fused multiply-adds in slot order, one rounding. A

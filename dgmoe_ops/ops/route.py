@@ -51,7 +51,8 @@ def topk_gate(
         group_scores: what a group counts: 1, its best score (DeepSeek-V2); 2, the sum of its best
             two (DeepSeek-V3); 0 takes 2 where there is a bias and 1 where there is none.
         renormalize: divide the weights of a token by their sum + 1e-20.
-        routed_scaling_factor: positive; by what the routed part is scaled, here or downstream.
+        routed_scaling_factor: positive, as float32 too; by what the routed part is scaled, here or
+            downstream.
         scale_on_output: multiply the weights by the factor here.
         num_tokens: int32 or int64 tensor of one integer, on the device: rows from it on are padding
             and get ids -1 and weights 0. None: all rows are tokens.

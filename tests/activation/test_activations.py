@@ -48,8 +48,10 @@ def test_defaults_are_filled_in() -> None:
         ("silu", {"swiglu_limit": True}, "swiglu_limit must be a number"),
         ("swigluoai", {"gemm1_clamp_limit": -7.0}, "gemm1_clamp_limit must be positive"),
         ("swigluoai", {"gemm1_alpha": float("nan")}, "gemm1_alpha must be finite"),
+        ("swigluoai", {"gemm1_alpha": -1e-39}, "gemm1_alpha must be 0 or at least 1.18e-38"),
+        ("silu", {"swiglu_limit": 1e-39}, "swiglu_limit must be positive as float32"),
         ("situ", {"beta": -4.0, "linear_beta": 1.0}, "beta must be positive"),
-        ("situ", {"beta": 1e39, "linear_beta": 1.0}, "beta must be finite, as float32"),
+        ("situ", {"beta": 1e39, "linear_beta": 1.0}, "beta must be finite as float32"),
     ],
 )
 def test_refusals(name: str, given: dict, message: str) -> None:

@@ -221,7 +221,7 @@ def test_refused_parameters(device, suffix: str) -> None:
     args = (slab, int32([1, 2], device)) if suffix != "_post_quant_contig" else (slab[0],)
     silu, situ = "silu_and_mul" + suffix, "situ_and_mul" + suffix
     inf = float("inf")
-    for limit in (0.0, -1.0, inf, float("nan"), 1e39, 1e-46):
+    for limit in (0.0, -1.0, inf, float("nan"), 1e39, 1e-39, 1e-46):
         with refused(silu, "swiglu_limit"):
             op(silu)(*args, swiglu_limit=limit)
         with refused(silu, "gemm1_clamp_limit"):
@@ -230,7 +230,7 @@ def test_refused_parameters(device, suffix: str) -> None:
             op(situ)(*args, beta=limit, linear_beta=1.0)
         with refused(situ, "linear_beta"):
             op(situ)(*args, beta=1.0, linear_beta=limit)
-    for alpha in (inf, float("nan"), 1e39):
+    for alpha in (inf, float("nan"), 1e39, 1e-39, -1e-46):
         with refused(silu, "gemm1_alpha"):
             op(silu)(*args, gemm1_alpha=alpha)
     with refused(silu, "gemm1_clamp_limit"):

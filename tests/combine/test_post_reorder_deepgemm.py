@@ -2,6 +2,7 @@ import pytest
 import torch
 from helpers import (
     BF16,
+    beside,
     bits,
     check_random,
     int32,
@@ -220,6 +221,20 @@ def test_given_buffer(device) -> None:
         assert reorder.out(*args, **kwargs, out=out) is None
         assert same_bits(out, reorder(*args, **kwargs))
         assert dgmoe_ops.ops.post_reorder_deepgemm(*args, **kwargs, out=out) is out
+
+
+def test_shared_memory_is_refused(device) -> None:
+    y, src2dst, weights = out_case(device)
+    named = {"y": y, "src2dst": src2dst, "topk_weights": weights, "topk_ids": src2dst.clone()}
+    named["bias"] = random_bf16((12, 40), device)
+    expected = reorder(**named)
+    for arg in named:
+        view, out = beside(named[arg], expected, shared=1)
+        with refused(NAME, "out"):
+            reorder.out(**(named | {arg: view}), out=out)
+        view, out = beside(named[arg], expected, shared=0)
+        reorder.out(**(named | {arg: view}), out=out)
+        assert same_bits(out, expected)
 
 
 @pytest.mark.parametrize(

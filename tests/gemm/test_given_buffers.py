@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import ROOM_OPS, misaligned, refused, same_bits, samples, strided
+from helpers import ROOM_OPS, beside, misaligned, refused, same_bits, samples, strided
 
 import dgmoe_ops
 from dgmoe_ops import reference
@@ -33,16 +33,6 @@ def tiny(name: str, device) -> tuple[dict, tuple[torch.Tensor, ...]]:
     names = [argument.name for argument in packet(name).default._schema.arguments]
     named = dict(zip(names, args, strict=False)) | kwargs
     return named, compare.outputs(packet(name)(**named))
-
-
-def beside(tensor: torch.Tensor, like: torch.Tensor, shared: int):
-    """Equal tensors of one storage whose extents share bytes, up to `shared`, or only touch."""
-    begin = -(-tensor.nbytes // 16) * 16
-    begin -= 16 * min(shared, begin // 16)
-    room = torch.zeros(begin + tensor.nbytes + like.nbytes, dtype=torch.uint8, device=like.device)
-    view = room[: tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-    view.copy_(tensor)
-    return view, room[begin : begin + like.nbytes].view(like.dtype).view(like.shape)
 
 
 @each_gemm

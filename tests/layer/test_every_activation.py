@@ -116,7 +116,10 @@ def test_biases_of_this_rank(start, device) -> None:
         ({"gemm1_alpha": 1.7}, "activation 'silu': gemm1_alpha must be None"),
         ({"activation": "swigluoai", "swiglu_limit": 7.0}, "swiglu_limit must be None"),
         ({"activation": "situ", "beta": 1.0}, "'situ': linear_beta must be given, got None"),
-        ({"swiglu_limit": -1.0}, "swiglu_limit must be positive, as float32, got -1.0"),
+        (
+            {"swiglu_limit": -1.0},
+            "swiglu_limit must be positive as float32, at least 1.18e-38, got -1.0",
+        ),
         ({"swiglu_limit": float("inf")}, "swiglu_limit must be finite"),
         ({"gate_up_interleave": 4}, "gate_up_interleave must be one of 0, 1, 8, got 4"),
         ({"w13_bias": torch.zeros(5, 3)}, r"w13_bias must have 256 columns, got \(5, 3\)"),

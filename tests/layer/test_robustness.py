@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from helpers import beside, refused
 from torch.autograd import forward_ad
 
 import dgmoe_ops
@@ -83,11 +84,29 @@ def test_the_choice_of_a_gpu_compiles(dynamic):
     assert compiled(torch.zeros(128)).sum() == 128 and compiled(torch.zeros(4)).sum() == 8
 
 
-@pytest.mark.parametrize("factor", [float("inf"), float("nan")])
-def test_a_factor_that_is_not_finite_is_refused(factor, device):
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e39, -1e39, 1e-39, -1e-46])
+def test_a_factor_that_float32_does_not_hold_is_refused(factor, device):
     args, kwargs = layer_inputs(8, 4, 2, "bf16", device)
-    with pytest.raises(ValueError, match="routed_scaling_factor must be finite"):
-        torch.ops.dgmoe.fused_moe(*args, routed_scaling_factor=factor, **kwargs)
+    must = "be finite as float32" if not abs(factor) < 1 else "be 0 or at least 1.18e-38"
+    for call in (torch.ops.dgmoe.fused_moe, dgmoe_ops.fused_moe_inline):
+        with pytest.raises(ValueError, match=f"fused_moe: routed_scaling_factor must {must}"):
+            call(*args, routed_scaling_factor=factor, **kwargs)
+    y = torch.zeros(4, 8, dtype=torch.bfloat16, device=device)
+    index = torch.zeros(2, 1, dtype=torch.int32, device=device)
+    ones = torch.ones(2, 1, device=device)
+    with refused("post_reorder_deepgemm", "routed_scaling_factor"):
+        torch.ops.dgmoe.post_reorder_deepgemm(y, index, ones, routed_scaling_factor=factor)
+
+
+def test_extreme_factors(device):
+    """What float32 holds is multiplied by, up to the ends of its normal numbers."""
+    args, kwargs = layer_inputs(8, 4, 2, "bf16", device)
+    plain = torch.ops.dgmoe.fused_moe(*args, **kwargs)
+    for factor in (2.0**100, -(2.0**-100), 2.0**-126, 0.0):
+        got = torch.ops.dgmoe.fused_moe(*args, routed_scaling_factor=factor, **kwargs)
+        if abs(factor) > 2.0**-120:  # bf16 of a product by a power of two that stays normal
+            assert torch.equal(got, plain * factor)
+        assert got.isfinite().all() and (factor != 0 or not got.any())
 
 
 def test_slabs_of_one_row(device):
@@ -103,6 +122,43 @@ def test_buffers_that_overlap_are_refused(device):
     index = torch.tensor([[3], [2], [1], [0]], dtype=torch.int32, device=device)
     with pytest.raises(ValueError, match="out must share no memory with y"):
         torch.ops.dgmoe.post_reorder_deepgemm.out(y, index, torch.ones(4, 1, device=device), out=y)
+
+
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp4", "bf16"])
+def test_a_buffer_over_an_argument_is_refused(recipe, device):
+    args, kwargs = layer_inputs(12, 4, 2, recipe, device)
+    names = ("hidden_states", "topk_weights", "topk_ids", "w13", "w13_scale", "w2", "w2_scale")
+    named = dict(zip(names, args, strict=True))
+    named["w13_bias"] = torch.randn(named["w13"].shape[:2], device=device)
+    named["w2_bias"] = torch.randn(4, args[0].shape[1], device=device)
+    want = torch.ops.dgmoe.fused_moe(**named, **kwargs)
+    for arg, tensor in named.items():
+        if arg == "hidden_states" or tensor is None:
+            continue
+        view, out = beside(tensor, want, shared=1)
+        for write in (torch.ops.dgmoe.fused_moe.out, dgmoe_ops.fused_moe_inline):
+            with pytest.raises(ValueError, match=f"fused_moe: out must share no memory with {arg}"):
+                write(**(named | {arg: view}), **kwargs, out=out)
+        view, out = beside(tensor, want, shared=0)
+        torch.ops.dgmoe.fused_moe.out(**(named | {arg: view}), **kwargs, out=out)
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("layout", ["masked", "contig"])
+@pytest.mark.parametrize("recipe", ["fp8_block", "mxfp8", "mxfp4", "bf16"])
+@pytest.mark.parametrize("hidden", [256, 192])
+def test_the_buffer_may_be_hidden_states(hidden, recipe, layout, device):
+    """Whole, or over a part of it: its rows are placed before the result is written."""
+    (x, *rest), kwargs = layer_inputs(12, 4, 2, recipe, device, hidden)
+    kwargs["layout"] = layout
+    want = torch.ops.dgmoe.fused_moe(x, *rest, **kwargs)
+    for write in (torch.ops.dgmoe.fused_moe.out, dgmoe_ops.fused_moe_inline):
+        same = x.clone()
+        write(same, *rest, **kwargs, out=same)
+        assert torch.equal(same, want)
+        view, out = beside(x, want, shared=3)
+        write(view, *rest, **kwargs, out=out)
+        assert torch.equal(out, want)
 
 
 def test_prepared_weights_of_parameters(device):

@@ -291,7 +291,7 @@ def test_refusals(device) -> None:
     for bias in (logits[0].double(), logits[0, :11], logits):
         with refused(NAME, "bias"):
             gate(logits, 1, bias=bias)
-    for factor in (0.0, -1.0, float("inf"), float("nan")):
+    for factor in (0.0, -1.0, float("inf"), float("nan"), 1e39, 1e-39):
         with refused(NAME, "routed_scaling_factor"):
             gate(logits, 1, routed_scaling_factor=factor)
     for num_tokens in (logits[0, 0], int32([1, 2], device)):

@@ -1,9 +1,9 @@
-// Where a GEMM of this room writes: a buffer that the caller gave, checked, or a fresh one.
+// Where an op writes: a buffer that the caller gave, checked, or a fresh one.
 #pragma once
 
-#include <initializer_list>
+#include <vector>
 
-#include "../common/check.h"
+#include "check.h"
 
 namespace dgmoe {
 
@@ -12,11 +12,12 @@ struct NamedTensor {
   const Tensor& tensor;
 };
 
-// `others` are the tensors that the buffer must not share memory with; the first names its device.
+// `others` are all tensors of the call, none of which the buffer may share memory with; the first
+// names its device.
 inline Tensor given_or_empty(const Check& check, const char* arg,
                              const std::optional<Tensor>& given, const Sizes& sizes,
-                             ScalarType dtype, std::initializer_list<NamedTensor> others) {
-  const NamedTensor& first = *others.begin();
+                             ScalarType dtype, const std::vector<NamedTensor>& others) {
+  const NamedTensor& first = others.front();
   if (!given.has_value()) return empty(sizes, dtype, first.tensor);
   check.dtype(arg, *given, {dtype});
   bool same = given->dim() == static_cast<int64_t>(sizes.size());
