@@ -5,11 +5,12 @@ Both use libtorch's stable ABI at the 2.10 floor and no Python API, so one build
 PyTorch from 2.10 on and every Python from 3.10 on. No GPU is needed to build, and a CPU build of
 PyTorch will do.
 
-Environment: CUDA_HOME (where nvcc is looked for first), DGMOE_CUDA=0 (do not build `_C_cuda`),
-DGMOE_CUDA_ARCHS (default "90a;100a;120a"), MAX_JOBS.
+Environment: CUDA_HOME (where nvcc is looked for first), DGMOE_CUDA (a switch; off does not build
+`_C_cuda`), DGMOE_CUDA_ARCHS (default "90a;100a;120a"), MAX_JOBS.
 """
 
 import os
+import runpy
 import shutil
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from torch.utils import cpp_extension
 from torch.utils.cpp_extension import BuildExtension, CppExtension
 
 ROOT = Path(__file__).parent
+# The package's own reader of switches, without importing the package, which needs the libraries.
+switch = runpy.run_path(str(ROOT / "dgmoe_ops" / "config.py"))["switch"]
 TORCH_FLOOR = "0x020a000000000000"  # 2.10
 COMMON = [f"-DTORCH_TARGET_VERSION={TORCH_FLOOR}", "-DTORCH_STABLE_ONLY"]
 # Contraction would let the compiler fuse a*b+c where it likes; the numerics fuse explicitly and
@@ -48,7 +51,7 @@ def sources(suffix: str) -> list[str]:
 
 def cuda_home() -> str | None:
     """The toolkit to build with, or None where there is none or the caller declined it."""
-    if os.environ.get("DGMOE_CUDA", "1") == "0":
+    if not switch("DGMOE_CUDA", True):
         return None
     candidates = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     if nvcc := shutil.which("nvcc"):

@@ -1,5 +1,9 @@
-"""Every `DGMOE_*` variable, its default and its meaning, in one place. Read at call time, so tests
-can set them."""
+"""Every `DGMOE_*` variable, its default and its meaning, in one place.
+
+Read at call time, so tests can set them. Set to the empty string a variable is as unset. A switch
+is on with 1, true, on or yes and off with 0, false, off or no, in any case; every other value is
+refused by the variable's name. `csrc/common/env.h` reads switches alike.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,22 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 LAYOUTS = ("auto", "masked", "contig")
+_ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
+
+
+def _text(name: str, default: str) -> str:
+    return os.environ.get(name) or default
+
+
+def switch(name: str, default: bool) -> bool:
+    """Read a variable that is on or off.
+
+    Raises ValueError for a value that is neither.
+    """
+    text = _text(name, _ON[0] if default else _OFF[0])
+    if text.lower() not in _ON + _OFF:
+        raise ValueError(f"{name} must be one of {', '.join(_ON + _OFF)}, got {text!r}")
+    return text.lower() in _ON
 
 
 def layout_override() -> str | None:
@@ -16,7 +36,7 @@ def layout_override() -> str | None:
 
     Raises ValueError for any other value.
     """
-    value = os.environ.get("DGMOE_LAYOUT", "auto").lower()
+    value = _text("DGMOE_LAYOUT", "auto").lower()
     if value not in LAYOUTS:
         raise ValueError(f"DGMOE_LAYOUT must be one of {', '.join(LAYOUTS)}, got {value!r}")
     return None if value == "auto" else value
@@ -30,7 +50,7 @@ def masked_memory_fraction() -> float:
         captured or not.
     Raises ValueError outside (0, 1].
     """
-    text = os.environ.get("DGMOE_MASKED_MEMORY_FRACTION", "0.25")
+    text = _text("DGMOE_MASKED_MEMORY_FRACTION", "0.25")
     try:
         value = float(text)
     except ValueError:
@@ -51,7 +71,7 @@ def batch_invariant() -> bool:
     recipes: three kernels take them, up to 14 expected rows an expert, up to 72 and above, and
     they may round differently.
     """
-    return os.environ.get("DGMOE_BATCH_INVARIANT") == "1"
+    return switch("DGMOE_BATCH_INVARIANT", False)
 
 
 def sanity_check() -> bool:
@@ -61,7 +81,7 @@ def sanity_check() -> bool:
     the tensor core takes exponents; the first offending element is named. Waits for the device, so
     nothing is looked at while a graph is captured.
     """
-    return os.environ.get("DGMOE_SANITY_CHECK") == "1"
+    return switch("DGMOE_SANITY_CHECK", False)
 
 
 def native_calls() -> bool:
@@ -70,26 +90,30 @@ def native_calls() -> bool:
     Otherwise C++ calls it directly where the release allows that, which saves host time. Read when
     an op calls it for the first time.
     """
-    return os.environ.get("DGMOE_NATIVE_CALLS", "1") != "0"
+    return switch("DGMOE_NATIVE_CALLS", True)
 
 
 def jit_cache_dir() -> str | None:
     """`DGMOE_JIT_CACHE_DIR`: folder in which DeepGEMM keeps the kernels that it has compiled; auto
     or unset leaves it to `DG_JIT_CACHE_DIR`, else to the library (`~/.deep_gemm`)."""
-    value = os.environ.get("DGMOE_JIT_CACHE_DIR", "auto")
-    return None if value in ("", "auto") else value
+    value = _text("DGMOE_JIT_CACHE_DIR", "auto")
+    return None if value == "auto" else value
 
 
 def jit_nvrtc() -> bool | None:
-    """`DGMOE_JIT_NVRTC`: 1 lets DeepGEMM compile with NVRTC, 0 with nvcc; auto or unset leaves it
-    to `DG_JIT_USE_NVRTC`, else to the library (nvcc).
+    """`DGMOE_JIT_NVRTC`: on lets DeepGEMM compile with NVRTC, off with nvcc; auto or unset leaves
+    it to `DG_JIT_USE_NVRTC`, else to the library (nvcc).
 
     Raises ValueError for any other value.
     """
-    value = os.environ.get("DGMOE_JIT_NVRTC", "auto").lower()
-    if value not in ("auto", "0", "1"):
-        raise ValueError(f"DGMOE_JIT_NVRTC must be one of auto, 0, 1, got {value!r}")
-    return None if value == "auto" else value == "1"
+    text = _text("DGMOE_JIT_NVRTC", "auto")
+    if text.lower() == "auto":
+        return None
+    try:
+        return switch("DGMOE_JIT_NVRTC", False)
+    except ValueError as error:
+        values = ", ".join(("auto", *_ON, *_OFF))
+        raise ValueError(f"DGMOE_JIT_NVRTC must be one of {values}, got {text!r}") from error
 
 
 def exact_activation() -> bool:
@@ -98,7 +122,7 @@ def exact_activation() -> bool:
     By default the hardware approximates exponential and quotient: of 10^4 e4m3 values at most one
     is off, by one step. The C++ library reads the variable itself, at every call.
     """
-    return os.environ.get("DGMOE_EXACT_ACTIVATION") == "1"
+    return switch("DGMOE_EXACT_ACTIVATION", False)
 
 
 class Variable(NamedTuple):

@@ -11,7 +11,7 @@ namespace dgmoe {
 void gated_bf16_cuda(const GatedBf16Plan& plan, const CudaScope& scope);    // gated_cuda.cu
 void gated_quant_cuda(const GatedQuantPlan& plan, const CudaScope& scope);  // gated_quant_cuda.cu
 
-// DGMOE_EXACT_ACTIVATION=1: the bits of the CPU.
+// DGMOE_EXACT_ACTIVATION: the bits of the CPU.
 inline bool exact_activation() { return env_flag("DGMOE_EXACT_ACTIVATION"); }
 
 // Blocks for each that runs at once. Where there is much to do, more blocks than run at once even

@@ -149,6 +149,7 @@ void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
 }  // namespace
 
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
+  const bool batch_invariant = env_flag("DGMOE_BATCH_INVARIANT");
   const std::vector<RowRange> ranges = row_ranges(Check(op), plan);
   if (ranges.empty() || plan.n == 0) return;
   const Operand a{plan.a, false, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
@@ -157,8 +158,7 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
   int64_t most_rows = 0;
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);
-  const int64_t dense_rows =
-      env_flag("DGMOE_BATCH_INVARIANT") || plan.k == 0 ? INT64_MAX : kDenseRows;
+  const int64_t dense_rows = batch_invariant || plan.k == 0 ? INT64_MAX : kDenseRows;
   Tensor wide_a = empty({most_rows, stride}, ScalarType::Float, like);
   float* rows = static_cast<float*>(mutable_data_of(wide_a));
   // One expert's weight at a time; padded like a, so that both have the same width.
