@@ -124,7 +124,7 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
     check.same_device("m_indices", *m_indices, "gate_up", gate_up);
     check.contiguous("m_indices", *m_indices);
   }
-  check.at_least("alignment", alignment, 1);
+  check.alignment(alignment);
   const int64_t inter = gate_up.size(d + 1) / 2;
   const int64_t gate_up_interleave = options.gate_up_interleave;
   check.that(gate_up_interleave == 0 || gate_up_interleave == 1 || gate_up_interleave == 8,

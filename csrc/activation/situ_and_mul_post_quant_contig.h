@@ -4,7 +4,8 @@
 //   group_size         32 or 128
 //   scale_layout, round_scale  as in quant_group_fp8
 //   round_activation   round the product to bf16 before quantising (parity with peers)
-//   alignment          rows to which segments are padded
+//   alignment          rows to which segments are padded, a multiple of 4; each segment starts at a
+//                      multiple of it
 //   beta, linear_beta  positive
 //   gate_up_interleave, bias  as in gated.h
 //   ->                 q [m, intermediate] float8_e4m3fn,

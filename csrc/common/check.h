@@ -136,6 +136,12 @@ class Check {
     return value;
   }
 
+  // Rows to which segments are padded: whole TMA steps, and bounded, so that no row count can wrap.
+  void alignment(int64_t value) const {
+    that(value > 0 && value % kTmaElements == 0 && value <= INT32_MAX, "alignment",
+         "be a positive multiple of 4 below 2^31", value);
+  }
+
   // The padded width of `k` columns: `padded` where given, else k.
   int64_t padded(const char* arg, std::optional<int64_t> padded, int64_t k) const {
     if (!padded.has_value()) return k;

@@ -20,6 +20,7 @@ constexpr float kE4m3Max = 448.0f;
 constexpr float kMinAmax = 1e-10f;  // floor of a group's amax: a zero group gets a finite scale
 constexpr uint32_t kInfBits = 0x7f800000u;
 constexpr uint32_t kNanBits = 0x7fc00000u;
+constexpr uint32_t kMinusZeroBits = 0x80000000u;
 constexpr uint32_t kInv448Bits = 0x3b124925u;  // fl(1/448)
 constexpr uint8_t kE4m3Nan = 0x7f;
 constexpr uint8_t kUe8m0Nan = 255;
@@ -108,13 +109,18 @@ DGMOE_HD float e4m3_to_float(uint8_t code) {
 
 // ---- UE8M0: byte b is 2^(b-127), 255 is NaN ----
 
-// Rounds up. Finite positive input lands in [1, 254] (zero too: 1); inf, NaN and anything negative
-// is NaN.
-DGMOE_HD uint8_t float_to_ue8m0(float x) {
-  const uint32_t bits = float_bits(x);
+// Rounds the bits of a float up. Finite positive input lands in [1, 254] (+0 too: 1); inf, NaN and
+// every other sign bit is NaN.
+DGMOE_HD uint8_t bits_to_ue8m0(uint32_t bits) {
   const uint32_t exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0u ? 1u : 0u);
   const uint32_t clamped = exponent < 1u ? 1u : exponent > 254u ? 254u : exponent;
   return static_cast<uint8_t>(bits >= kInfBits ? kUe8m0Nan : clamped);
+}
+
+// The same of any float: a zero of either sign is 1.
+DGMOE_HD uint8_t float_to_ue8m0(float x) {
+  const uint32_t bits = float_bits(x);
+  return bits_to_ue8m0(bits == kMinusZeroBits ? 0u : bits);
 }
 
 DGMOE_HD float ue8m0_to_float(uint8_t byte) {
@@ -122,12 +128,12 @@ DGMOE_HD float ue8m0_to_float(uint8_t byte) {
   return bits_float(byte == kUe8m0Nan ? kNanBits : byte == 0 ? 0x00400000u : normal);
 }
 
-// The byte of a scale that is a power of two from 2^-127 on; +0, which others decode byte 0 to, is
-// byte 0. Nothing is rounded: whatever else is NaN.
+// The byte of a scale that is a power of two from 2^-127 on; a zero of either sign, which others
+// decode byte 0 to, is byte 0. Nothing is rounded: whatever else is NaN.
 DGMOE_HD uint8_t exact_ue8m0(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t normal = (bits & 0x807fffffu) == 0u ? bits >> 23 : kUe8m0Nan;
-  return static_cast<uint8_t>(bits == 0x00400000u ? 0u : normal);
+  return static_cast<uint8_t>(bits == 0x00400000u || bits == kMinusZeroBits ? 0u : normal);
 }
 
 // ---- e2m1: bit 3 is the sign; codes 0..7 are 0, 0.5, 1, 1.5, 2, 3, 4, 6 ----
@@ -185,7 +191,7 @@ DGMOE_HD GroupScale group_scale(uint32_t amax_bits, bool power_of_two) {
   if (!power_of_two) {
     return {scale, 0, kE4m3Max / amax};
   }
-  const uint8_t exponent = float_to_ue8m0(scale);
+  const uint8_t exponent = bits_to_ue8m0(float_bits(scale));
   // The exact inverse is normal: 1e-10 <= amax <= FLT_MAX keeps the byte in [85, 248].
   return {ue8m0_to_float(exponent), exponent, bits_float((254u - exponent) << 23)};
 }

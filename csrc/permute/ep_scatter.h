@@ -59,9 +59,7 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
   check.count("num_local_experts", num_local_experts);
   check.at_least("expert_start", expert_start, 0);
   const ScaleLayout form = check.scale_layout(scale_layout);
-  // Bounded, so that no row count can wrap.
-  check.that(alignment > 0 && alignment % kTmaElements == 0 && alignment <= INT32_MAX, "alignment",
-             "be a positive multiple of 4 below 2^31", alignment);
+  check.alignment(alignment);
   int64_t groups = 0;
   if (quantized) {
     check.dtype("x_scale", *x_scale, {ScalarType::Float, ScalarType::Int});

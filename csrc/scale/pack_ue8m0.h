@@ -3,8 +3,9 @@
 //          strides
 //   ->     [.., mn, ceil(groups / 4)] int32, four bytes a word, little end first, strides
 //          (1, round_up(mn, 4))
-// fp32 rounds up: byte = exponent + (mantissa != 0), in [1, 254]; inf, NaN and negative scales are
-// byte 255 (NaN). Bytes stay as they are, 0 (2^-127) and 255 (NaN) too. Missing bytes of a row's last word are 0; the up to three rows of slack hold 1.
+// fp32 rounds up: byte = exponent + (mantissa != 0), in [1, 254], a zero of either sign being 1; inf,
+// NaN and negative scales are byte 255 (NaN). Bytes stay as they are, 0 (2^-127) and 255 (NaN) too.
+// Missing bytes of a row's last word are 0; the up to three rows of slack hold 1.
 #pragma once
 
 #include "../common/check.h"

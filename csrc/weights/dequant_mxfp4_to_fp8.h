@@ -7,7 +7,7 @@
 //           bytes, both contiguous
 // A block's scale is its largest group scale / 64 (at least 2^-127), so that 6 becomes 384. Exact where
 // the group scales of a block spread by at most 2^14; what lies lower rounds to nearest. A group whose
-// scale is NaN (byte 255, or a float32 that is no power of two) is NaN, and only that one. float32 +0
+// scale is NaN (byte 255, or a float32 that is no power of two) is NaN, and only that one. float32 zero
 // reads as byte 0, 2^-127.
 #pragma once
 

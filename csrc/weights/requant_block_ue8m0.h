@@ -78,7 +78,7 @@ DGMOE_HD BlockSource block_source(const ExponentMatrix& scales, int64_t batch, i
       static_cast<const float*>(scales.data)[batch * scales.batch_stride + row * scales.row_stride +
                                              column * scales.column_stride];
   // A scale of zero is none: its values are zeros, which byte 0 would not say.
-  return {scale, exponent, exponent != kUe8m0Nan && float_bits(scale) != 0u};
+  return {scale, exponent, exponent != kUe8m0Nan && scale != 0.0f};
 }
 
 }  // namespace dgmoe

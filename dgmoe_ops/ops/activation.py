@@ -149,7 +149,8 @@ def silu_and_mul_post_quant_contig(
             valid.
         group_size, scale_layout, round_scale, round_activation: as in
             `silu_and_mul_post_quant_masked`.
-        alignment: rows to which segments are padded.
+        alignment: rows to which segments are padded, a multiple of 4; each segment starts at a
+            multiple of it.
         swiglu_limit, gemm1_alpha, gemm1_clamp_limit: as in `silu_and_mul`.
         gate_up_interleave, bias: as in `silu_and_mul`; a bias needs m_indices.
 
@@ -307,7 +308,8 @@ def situ_and_mul_post_quant_contig(
         beta, linear_beta: as in `situ_and_mul`.
         group_size, scale_layout, round_scale, round_activation: as in
             `situ_and_mul_post_quant_masked`.
-        alignment: rows to which segments are padded.
+        alignment: rows to which segments are padded, a multiple of 4; each segment starts at a
+            multiple of it.
         gate_up_interleave, bias: as in `situ_and_mul`; a bias needs m_indices.
 
     Returns:

@@ -149,12 +149,12 @@ def decode_e4m3(q: torch.Tensor) -> torch.Tensor:
 def encode_ue8m0(x: torch.Tensor) -> torch.Tensor:
     """Return 127 plus the exponent of the least power of two not below x, in [1, 254].
 
-    255 where x is infinite, NaN or has its sign bit set.
+    A zero of either sign is 1; 255 where x is infinite, NaN or negative.
     """
     mantissa, exponent = torch.frexp(x.double())
     ceiling = torch.where(mantissa == 0.5, exponent - 1, exponent)
     byte = torch.where(x == 0, 1, (ceiling.long() + 127).clamp(1, 254))
-    return torch.where(torch.isfinite(x) & ~torch.signbit(x), byte, 255)
+    return torch.where(torch.isfinite(x) & (x >= 0), byte, 255)
 
 
 def decode_ue8m0(byte: torch.Tensor) -> torch.Tensor:

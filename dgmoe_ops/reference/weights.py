@@ -36,14 +36,14 @@ def _block_at(row: int, column: int) -> tuple:
 
 
 def _exponent_bytes(scale: torch.Tensor) -> torch.Tensor:
-    """Return the exponent bytes (int64) of scales: +0 is byte 0, what is no power of two is 255."""
+    """Return the exponent bytes (int64) of scales: 0 for zero, 255 for what is no power of two."""
     if scale.dtype != torch.float32:
         return scale.contiguous().view(torch.uint8).long()
     mantissa, exponent = torch.frexp(scale.double())
     byte = exponent.long() - 1 + 127
     power = (mantissa == 0.5) & (byte >= 0)
     byte = torch.where(power, byte, 255)
-    return torch.where((scale == 0) & ~torch.signbit(scale), 0, byte)
+    return torch.where(scale == 0, 0, byte)
 
 
 @on_cpu

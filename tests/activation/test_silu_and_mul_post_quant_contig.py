@@ -102,6 +102,9 @@ def test_refusals(device) -> None:
     for bad in (m_indices.long(), m_indices[:3], m_indices[None], strided(m_indices)):
         with refused(NAME, "m_indices"):
             silu_quant(x, bad)
-    for arg, value in [("group_size", 64), ("scale_layout", -1), ("alignment", 0)]:
+    for arg, value in [("group_size", 64), ("scale_layout", -1)]:
         with refused(NAME, arg):
             silu_quant(x, m_indices, **{arg: value})
+    for alignment in (0, -4, 7, 2**31):
+        with refused(NAME, "alignment"):
+            silu_quant(x, m_indices, alignment=alignment)

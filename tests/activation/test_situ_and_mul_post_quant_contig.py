@@ -7,6 +7,7 @@ from helpers import (
     check_views_do_not_matter,
     int32,
     random_bf16,
+    refused,
 )
 from hypothesis import given
 from hypothesis.strategies import data
@@ -63,3 +64,10 @@ def test_small_betas_saturate(device) -> None:
     q, scale = out
     values = q.float() * scale
     assert ((values - 1.5).abs() < 1e-5).all()
+
+
+def test_refuses_an_alignment_that_no_segment_has(device) -> None:
+    x = random_bf16((2, 8), device)
+    for alignment in (0, -4, 7, 2**31):
+        with refused(NAME, "alignment"):
+            situ(x, int32([0, 0], device), alignment=alignment, **BETAS)

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-INF, NAN = 0x7F800000, 0x7FC00000
+INF, NAN, MINUS_ZERO = 0x7F800000, 0x7FC00000, 0x80000000
 any_bits = st.integers(0, 0xFFFFFFFF)
 finite_positive_bits = st.integers(1, INF - 1)
 
@@ -152,9 +152,10 @@ def test_float_to_ue8m0_rounds_up(numerics, bits: int) -> None:
 @example(0x80000001)
 def test_float_to_ue8m0_of_what_is_no_scale(numerics, bits: int) -> None:
     found = int(numerics.float_to_ue8m0(bits))
-    assert (found == 255) == (bits >= INF)
+    assert (found == 255) == (bits >= INF and bits != MINUS_ZERO)
     assert found != 0
 
 
-def test_zero_scale_is_the_least_one(numerics) -> None:
+def test_zero_scale_of_either_sign_is_the_least_one(numerics) -> None:
     assert int(numerics.float_to_ue8m0(0)) == 1
+    assert int(numerics.float_to_ue8m0(MINUS_ZERO)) == 1

@@ -72,8 +72,9 @@ def test_a_broken_scale_poisons_its_block_only(device, value: float) -> None:
     assert same_bits(q[:128], clean_q[:128]) and same_bits(q[:, 128:], clean_q[:, 128:])
 
 
-def test_a_scale_of_zero_gives_zeros(device) -> None:
-    q, byte = requant(random_f8((4, 4), device), torch.zeros(1, 1, device=device))
+@pytest.mark.parametrize("zero", [0.0, -0.0])
+def test_a_scale_of_zero_gives_zeros(device, zero: float) -> None:
+    q, byte = requant(random_f8((4, 4), device), torch.full((1, 1), zero, device=device))
     assert (q.float() == 0).all() and int(byte) == 85
 
 

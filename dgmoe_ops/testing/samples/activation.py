@@ -169,7 +169,7 @@ _FORMS = [
 _CONTIG_EDGES = [
     {"indices": False, "inter": 32},
     {"alignment": 128, "m": 130, "inter": 7},
-    {"alignment": 1, "m": 3},
+    {"alignment": 4, "m": 3},
 ]
 
 
@@ -215,7 +215,7 @@ def _samples(prefix: str, plain, acts: tuple) -> dict[str, Sample]:
             _contig,
             first,
             with_first([*_SHAPES, *_FORMS, *_COLUMNS, *quant_acts, *_CONTIG_EDGES]),
-            {**_QUANT_SPACE, "act": acts, "alignment": (1, 4, 8, 128), "indices": (False, True)},
+            {**_QUANT_SPACE, "act": acts, "alignment": (4, 8, 12, 128), "indices": (False, True)},
         ),
     }
 
