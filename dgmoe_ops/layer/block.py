@@ -2,53 +2,62 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from ..ops.gemm import gemm_nt_bf16bf16f32
 from ..ops.route import hash_gate, topk_gate
 from ..weights.prepare import MoEWeights
+from .block_checks import BlockCheck
 from .fused_moe import fused_moe
 from .routing import Scoring
 
 _GATE_COLUMNS, _GATE_ROWS = 64, 8  # what the GEMM of the gate takes multiples of on a GPU
 
 
-def _fail(arg: str, must: str, got: object) -> None:
-    raise ValueError(f"dgmoe_ops.moe_block: {arg} must {must}, got {got}")
+def _without_autocast(device: torch.device) -> AbstractContextManager:
+    """A region in which matrix products keep the dtypes of their operands."""
+    if not torch.amp.is_autocast_available(device.type):
+        return nullcontext()
+    return torch.autocast(device.type, enabled=False)
 
 
-def router_logits(
+def _logits(
     hidden_states: torch.Tensor, gate_weight: torch.Tensor, gate_bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Compute the router's logits in fp32.
-
-    Args:
-        hidden_states: (tokens, hidden) bfloat16.
-        gate_weight: (experts, hidden); bfloat16 goes through one GEMM with fp32 sums, float32
-            multiplies the widened tokens.
-        gate_bias: (experts,), the bias of the router's linear layer, added in fp32.
-
-    Returns:
-        (tokens, experts) float32.
-
-    Raises:
-        ValueError: shapes do not match, or gate_weight has another dtype.
-    """
-    if gate_weight.dim() != 2 or gate_weight.shape[1] != hidden_states.shape[-1]:
-        _fail(
-            "gate_weight",
-            f"have shape (experts, {hidden_states.shape[-1]})",
-            tuple(gate_weight.shape),
-        )
-    if gate_weight.dtype not in (torch.bfloat16, torch.float32):
-        _fail("gate_weight", "be bfloat16 or float32", gate_weight.dtype)
+    """Compute what `router_logits` does, of checked arguments."""
     experts, hidden = gate_weight.shape
     fits = hidden % _GATE_COLUMNS == 0 and experts % _GATE_ROWS == 0
     if gate_weight.dtype == torch.bfloat16 and fits:
         logits = gemm_nt_bf16bf16f32(hidden_states.contiguous(), gate_weight.contiguous())
     else:
-        logits = hidden_states.float() @ gate_weight.float().t()
+        # Logits in bf16 would choose other experts.
+        with _without_autocast(hidden_states.device):
+            logits = hidden_states.float() @ gate_weight.float().t()
     return logits if gate_bias is None else logits + gate_bias.float()
+
+
+def router_logits(
+    hidden_states: torch.Tensor, gate_weight: torch.Tensor, gate_bias: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Compute the router's logits in fp32, under autocast too.
+
+    Args:
+        hidden_states: (tokens, hidden) bfloat16.
+        gate_weight: (experts, hidden); bfloat16 goes through one GEMM with fp32 sums, float32
+            multiplies the widened tokens.
+        gate_bias: (experts,) of a floating dtype, the bias of the router's linear layer, added in
+            fp32.
+
+    Returns:
+        (tokens, experts) float32.
+
+    Raises:
+        ValueError: an argument has the wrong dtype, shape or device.
+    """
+    BlockCheck("router_logits").router(hidden_states, gate_weight, gate_bias)
+    return _logits(hidden_states, gate_weight, gate_bias)
 
 
 def _shared_output(
@@ -61,7 +70,7 @@ def _shared_output(
     if gate is None:
         weights = torch.ones((tokens, experts), device=hidden_states.device)
     else:
-        weights = torch.sigmoid(router_logits(hidden_states, gate)).expand(tokens, experts)
+        weights = torch.sigmoid(_logits(hidden_states, gate)).expand(tokens, experts)
     return fused_moe(
         hidden_states,
         weights,
@@ -116,7 +125,8 @@ def moe_block(
         num_fused_shared: shared experts that stand behind the routed ones in `weights`.
         expert_map: physical ids of the experts, as in `topk_gate`.
         token_ids, hash_table: given together, experts come from the table's row of each token
-            (`dgmoe_ops.ops.hash_gate`) and top_k must be its width.
+            (`dgmoe_ops.ops.hash_gate`) and top_k must be its width; bias and groups have no use
+            then and are refused.
         shared: shared experts, which every token goes through; added after the layer.
         shared_gate: (1, hidden) weighs the shared experts of a token by its sigmoid (Qwen2-MoE).
         num_experts, expert_start, layout: as in `fused_moe`. Default of num_experts: the ids that
@@ -129,16 +139,25 @@ def moe_block(
         rounded once.
 
     Raises:
-        ValueError: an argument has the wrong dtype, rank, size or value.
+        ValueError: an argument has the wrong dtype, shape, device or value.
     """
-    if (token_ids is None) != (hash_table is None):
-        _fail("hash_table", "be given together with token_ids", "one of the two")
-    if shared_gate is not None and shared is None:
-        _fail("shared_gate", "be None without shared experts", tuple(shared_gate.shape))
+    check = BlockCheck("moe_block")
+    check.router(hidden_states, gate_weight, gate_bias)
+    tokens, hidden = hidden_states.shape
+    check.choice(gate_weight.shape[0], num_fused_shared, bias, num_tokens, expert_map)
+    unused = {
+        "bias": (bias, None),
+        "num_groups": (num_groups, 1),
+        "topk_groups": (topk_groups, 1),
+        "group_scores": (group_scores, 0),
+    }
+    check.hashing(tokens, top_k, token_ids, hash_table, unused)
+    check.weights("weights", weights, hidden)
+    check.shared(shared, shared_gate, hidden)
     for name in weights.biases.keys() & activation.keys():
         if activation[name] is not None:
-            _fail(name, "be None where weights bring one", tuple(activation[name].shape))
-    logits = router_logits(hidden_states, gate_weight, gate_bias)
+            check.fail(name, "be None where weights bring one", tuple(activation[name].shape))
+    logits = _logits(hidden_states, gate_weight, gate_bias)
     scaled = {
         "scoring": scoring,
         "renormalize": renormalize,
@@ -158,8 +177,6 @@ def moe_block(
             **scaled,
         )
     else:
-        if hash_table.dim() != 2 or hash_table.shape[1] != top_k:
-            _fail("hash_table", f"have {top_k} columns, top_k", tuple(hash_table.shape))
         topk_weights, topk_ids, _ = hash_gate(token_ids, hash_table, logits, **scaled)
     if num_experts is None and expert_map is None:
         num_experts = gate_weight.shape[0] + num_fused_shared

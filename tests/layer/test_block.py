@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers import same_bits
 
 import dgmoe_ops
 from dgmoe_ops.formats.recipes import RECIPES
@@ -119,6 +120,115 @@ def test_hash_routing(device) -> None:
             dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, **{missing: given[missing]})
     with pytest.raises(ValueError, match="hash_table must have 3 columns, top_k"):
         dgmoe_ops.moe_block(x, gate, weights, top_k=3, **given)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("gate_dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("experts", [60, 64])
+def test_autocast_changes_no_choice(experts, gate_dtype, compiled, dtype, device) -> None:
+    """The router stays in fp32; bf16 logits would choose other experts for many of these tokens."""
+    x = normal(500, HIDDEN, seed=1).to(device)
+    gate, shared_gate = normal(experts, HIDDEN, seed=2), normal(1, HIDDEN, seed=3)
+    gate = (gate.float() * 1.001 if gate_dtype == torch.float32 else gate).to(device)
+    bias, shared_gate = normal(experts, seed=4).to(device), shared_gate.float().to(device)
+    _, _, weights = weights_of(device, experts, 16)
+    _, _, shared = weights_of(device, 1, 16, seed=7)
+    exact = (x.double() @ gate.double().T + bias.double()).cpu()
+    rough = (x.bfloat16() @ gate.bfloat16().T + bias.bfloat16()).cpu()
+    assert (exact.topk(4).indices.sort().values != rough.topk(4).indices.sort().values).any(1).any()
+
+    def logits(x):
+        return dgmoe_ops.router_logits(x, gate, bias)
+
+    def block(x):
+        given = {"gate_bias": bias, "shared": shared, "shared_gate": shared_gate}
+        return dgmoe_ops.moe_block(x, gate, weights, top_k=4, **given)
+
+    want, out = logits(x), block(x)
+    assert want.dtype == torch.float32 and relative_error(want.cpu(), exact) < 1e-6
+    if compiled:
+        torch._dynamo.reset()
+        logits, block = (
+            torch.compile(f, backend="aot_eager", fullgraph=True) for f in (logits, block)
+        )
+    with torch.autocast(device.type, dtype=dtype):
+        got = logits(x)
+        assert got.dtype == torch.float32 and torch.equal(got, want)
+        assert torch.equal(block(x), out)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_autocast_changes_no_padded_layer(recipe, device) -> None:
+    """Preparing under autocast, too."""
+    x, gate = normal(9, 72, seed=1).to(device), normal(EXPERTS, 72, seed=2).to(device)
+    w13 = normal(EXPERTS, 2 * 24, 72, seed=3, size=72**-0.5)
+    w2 = normal(EXPERTS, 72, 24, seed=4, size=24**-0.5)
+    weights = prepared(w13, w2, device, recipe)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        same = prepared(w13, w2, device, recipe)
+    for one, other in zip(weights.tensors, same.tensors, strict=True):
+        assert one is None and other is None or same_bits(one, other)
+    for layout in ("masked", "contig"):
+        want = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, layout=layout)
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            got = dgmoe_ops.moe_block(x, gate, weights, top_k=TOP_K, layout=layout)
+        assert torch.equal(got, want)
+
+
+def test_every_tensor_is_checked(device) -> None:
+    """Nothing broadcasts: each argument is refused by name for its dtype, shape and device."""
+    x, gate = normal(3, HIDDEN).to(device), normal(EXPERTS, HIDDEN, seed=1).to(device)
+    _, _, weights = weights_of(device)
+    _, _, shared = weights_of(device, 1, seed=7)
+    ids, table = torch.arange(3, device=device), torch.zeros(9, 2, dtype=torch.int64, device=device)
+    good = {
+        "hidden_states": x,
+        "gate_weight": gate,
+        "gate_bias": gate[:, 0],
+        "bias": gate[:, 0].float(),
+        "num_tokens": torch.tensor(3, device=device),
+        "expert_map": torch.arange(EXPERTS, dtype=torch.int32, device=device),
+        "shared_gate": gate[:1],
+    }
+    hashed = {name: good[name] for name in ("hidden_states", "gate_weight")}
+    hashed |= {"token_ids": ids, "hash_table": table}
+    rest = {"weights": weights, "top_k": 2, "shared": shared}
+    dgmoe_ops.moe_block(**good, **rest)
+    dgmoe_ops.moe_block(**hashed, **rest)
+    bad = {
+        "hidden_states": [x[0], x[None], x.float(), None],
+        "gate_weight": [gate[:, :64], gate[0], gate.half(), None],
+        "gate_bias": [good["gate_bias"][:1], good["gate_bias"][None], gate[:, 0].int()],
+        "bias": [good["bias"][:1], good["bias"][:, None], gate[:, 0]],
+        "num_tokens": [torch.tensor([1, 2], device=device), torch.tensor(3.0, device=device)],
+        "expert_map": [good["expert_map"][:7], good["expert_map"].long(), good["expert_map"][0]],
+        "shared_gate": [gate, gate[0], gate[:1, :64], gate[:1].half()],
+        "token_ids": [ids[:2], ids[None], ids.float()],
+        "hash_table": [table[:, :1], table[0], table.float()],
+    }
+    for name, tensors in bad.items():
+        given = good if name in good else hashed
+        if name != "hidden_states":
+            tensors.append(given[name].to("meta" if device.type == "cpu" else "cpu"))
+        for tensor in tensors:
+            with pytest.raises(ValueError, match=f"dgmoe_ops.moe_block: {name} must "):
+                dgmoe_ops.moe_block(**(given | {name: tensor}), **rest)
+    for name in ("hidden_states", "gate_weight", "gate_bias"):
+        three = {key: good[key] for key in ("hidden_states", "gate_weight", "gate_bias")}
+        with pytest.raises(ValueError, match=f"dgmoe_ops.router_logits: {name} must "):
+            dgmoe_ops.router_logits(**(three | {name: three[name].int()}))
+    for extra in ({"bias": good["bias"]}, {"num_groups": 2}, {"group_scores": 1}):
+        with pytest.raises(ValueError, match=f"{next(iter(extra))} must be .* with hash_table"):
+            dgmoe_ops.moe_block(**hashed, **rest, **extra)
+    narrow = dgmoe_ops.prepare_weights(
+        normal(2, 32, 64).to(device), None, normal(2, 64, 16).to(device), None, recipe="bf16"
+    )
+    for name in ("weights", "shared"):
+        with pytest.raises(ValueError, match=f"{name} must have the hidden size .*, 128, got 64"):
+            dgmoe_ops.moe_block(**good, **(rest | {name: narrow}))
+        with pytest.raises(ValueError, match=f"{name} must be MoEWeights"):
+            dgmoe_ops.moe_block(**good, **(rest | {name: gate}))
 
 
 def test_bad_input_is_named(device) -> None:
