@@ -158,7 +158,7 @@ def _fit(
 
 
 def _say(text: object) -> None:
-    print(f"dgmoe_ops.warmup: {text}", file=sys.stderr, flush=True)
+    _progress.say(f"dgmoe_ops.warmup: {text}")
 
 
 def _refuse_capture() -> None:

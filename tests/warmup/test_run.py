@@ -299,17 +299,14 @@ def test_a_bar_needs_no_library(missing, monkeypatch, tmp_path) -> None:
     steps = []
 
     class Tqdm:
-        def __init__(self, total, desc):
+        def __init__(self, total, desc, file):
             steps.append(total)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            return False
 
         def update(self):
             steps.append(1)
+
+        def close(self):
+            pass
 
     if "tqdm" not in missing:
         monkeypatch.setitem(sys.modules, "tqdm", SimpleNamespace(tqdm=Tqdm))
