@@ -12,9 +12,9 @@ from functools import partial
 import torch
 
 from benchmarks.inputs import LayerInputs, LayerWeights
-from dgmoe_ops.formats.layouts import expected_rows
+from dgmoe_ops.formats.layouts import Layout, expected_rows
 from dgmoe_ops.formats.recipes import RECIPES
-from dgmoe_ops.layer.fused_moe import Stages, activate, gemm, place
+from dgmoe_ops.layer.stages import Stages, activate, gemm, place
 from dgmoe_ops.ops import post_reorder_deepgemm
 
 STAGES = ("pre", "gemm1", "act", "gemm2", "post")
@@ -38,22 +38,22 @@ def _ours(layout: str, inputs: LayerInputs, weights: LayerWeights) -> Iterator[t
     recipe = RECIPES[weights.recipe]
     stages = Stages(
         recipe=recipe,
-        masked=layout == "masked",
+        layout=Layout(layout),
         form=recipe.scale_layout(weights.w13_scale),
         experts=experts,
         expert_start=0,
         padded_hidden=recipe.columns_of(weights.w13),
         expected_m=expected_rows(tokens, top_k, experts),
     )
-    rows, scale, where, src2dst = place(stages, inputs.hidden_states, inputs.topk_ids)
+    rows, scale, index, src2dst = place(stages, inputs.hidden_states, inputs.topk_ids)
     yield None
-    gate_up = gemm(stages, rows, scale, weights.w13, weights.w13_scale, where)
+    gate_up = gemm(stages, rows, scale, weights.w13, weights.w13_scale, index)
     del rows, scale
     yield None
-    act, act_scale = activate(stages, gate_up, where)
+    act, act_scale = activate(stages, gate_up, index)
     del gate_up
     yield None
-    y = gemm(stages, act, act_scale, weights.w2, weights.w2_scale, where)
+    y = gemm(stages, act, act_scale, weights.w2, weights.w2_scale, index)
     del act, act_scale
     yield None
     yield post_reorder_deepgemm(

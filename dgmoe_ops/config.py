@@ -11,7 +11,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-LAYOUTS = ("auto", "masked", "contig")
+from .formats.layout import LAYOUT_ARGUMENTS, Layout
+
 _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
 
@@ -30,16 +31,17 @@ def switch(name: str, default: bool) -> bool:
     return text.lower() in _ON
 
 
-def layout_override() -> str | None:
+def layout_override() -> Layout | None:
     """`DGMOE_LAYOUT`: masked or contig in place of what `layout="auto"` would choose; auto or unset
     keeps the choice.
 
     Raises ValueError for any other value.
     """
     value = _text("DGMOE_LAYOUT", "auto").lower()
-    if value not in LAYOUTS:
-        raise ValueError(f"DGMOE_LAYOUT must be one of {', '.join(LAYOUTS)}, got {value!r}")
-    return None if value == "auto" else value
+    if value not in LAYOUT_ARGUMENTS:
+        known = ", ".join(LAYOUT_ARGUMENTS)
+        raise ValueError(f"DGMOE_LAYOUT must be one of {known}, got {value!r}")
+    return None if value == "auto" else Layout(value)
 
 
 def masked_memory_fraction() -> float:

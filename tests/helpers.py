@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
+from dgmoe_ops.layer import stages
 from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.samples import SAMPLES
 from dgmoe_ops.testing.samples._make import with_strides
@@ -166,3 +167,15 @@ def check_views_do_not_matter(
     for view in (strided(x), misaligned(x), turned):
         for one, other in zip(call(view), expected, strict=True):
             assert torch.equal(bits(one)[valid], bits(other)[valid])
+
+
+def replace_gemms(monkeypatch, made: Callable[[str, Callable], Callable]) -> None:
+    """Let the layer call `made(name, op)` in place of each of its grouped GEMMs."""
+    replaced = {
+        layout: ops._replace(
+            gemm_bf16=made(layout.op("grouped_gemm_nt_bf16"), ops.gemm_bf16),
+            gemm_fp8=made(layout.op("grouped_gemm_nt_f8f8bf16"), ops.gemm_fp8),
+        )
+        for layout, ops in stages.OPS.items()
+    }
+    monkeypatch.setattr(stages, "OPS", replaced)

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from deep_gemm_stand_in import mx_request, request
 
-from dgmoe_ops import config, recipes
+from dgmoe_ops import recipes
 from dgmoe_ops.backends import platforms
 from dgmoe_ops.backends.deep_gemm import rules
-from dgmoe_ops.formats.layouts import ScaleLayout
+from dgmoe_ops.formats.layouts import Layout, ScaleLayout
 from dgmoe_ops.weights import prepare
 
 BOTH = {"masked", "contig"}
@@ -63,7 +63,6 @@ def test_every_cell(arch: int | str, cell: platforms.Cell) -> None:
 
 def test_the_names_are_the_packages_own() -> None:
     assert set(platforms.RECIPES) == set(recipes.RECIPES)
-    assert {"auto", *platforms.LAYOUTS} == set(config.LAYOUTS)
     targets = {p.target for p in platforms.PLATFORMS if p.target}
     assert targets == set(prepare.TARGETS)
     for recipe in recipes.RECIPES.values():
@@ -172,7 +171,7 @@ def test_unknown_names_are_refused(cell: tuple, said: str) -> None:
 def test_the_backend_takes_what_the_table_calls_legal(arch: int) -> None:
     """Layout by layout and form by form, DeepGEMM's rules say the same as the table."""
     forms = {"block_fp32": ScaleLayout.MN_MAJOR, "packed_ue8m0": ScaleLayout.PACKED_UE8M0}
-    for layout in platforms.LAYOUTS:
+    for layout in Layout:
         for name, form in forms.items():
             made = request(f"grouped_gemm_nt_f8f8bf16_{layout}", form)
             if platforms.is_legal(arch, "fp8_block", layout, name):

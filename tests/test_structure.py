@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "_load": set(),
     "_progress": set(),
     "_sanity": set(),
-    "config": set(),
+    "config": {"formats"},
     "formats": {"config"},
     "ops": {"config", "formats"},
     "weights": {"formats", "ops", "_progress"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..backends import deep_gemm, platforms
+from ..formats.layouts import Layout
 from .machine import Machine
 
 _TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
@@ -159,12 +160,12 @@ def table(machine: Machine) -> list[dict]:
         {
             "device": platforms.arch_name(arch),
             "recipe": recipe,
-            "layout": layout,
+            "layout": layout.value,
             "backend": backend(machine, arch, recipe, layout),
         }
         for arch in [*archs, "cpu"]
         for recipe in platforms.RECIPES
-        for layout in platforms.LAYOUTS
+        for layout in Layout
     ]
 
 

@@ -12,14 +12,17 @@ from dataclasses import dataclass
 
 from ..formats.layouts import (
     TMA_ELEMENTS,
+    Layout,
     LayoutFacts,
     ScaleLayout,
+    all_rows,
     ceil_div,
-    contig_rows,
     expected_rows,
+    gemm_rows,
+    index_size,
     round_up,
     scale_sizes_and_strides,
-    slab_rows,
+    slabs,
 )
 from ..formats.recipes import Recipe
 from ..weights.prepare import padded_sizes
@@ -95,11 +98,13 @@ class Call:
             memory_bytes,
         )
 
-    def rows(self, layout: str) -> int:
+    def gemm_rows(self, layout: Layout) -> int:
+        """m of the GEMMs: rows of a slab, or of all segments."""
+        return int(gemm_rows(layout, self.tokens, self.top_k, self.local_experts))
+
+    def rows(self, layout: Layout) -> int:
         """Rows that a layout allocates, whatever the routing."""
-        if layout == "masked":
-            return self.local_experts * slab_rows(self.tokens)
-        return int(contig_rows(self.tokens * self.top_k, self.local_experts))
+        return all_rows(layout, self.local_experts, self.gemm_rows(layout))
 
     def scale_bytes(self, batch: int | None, rows: int, columns: int, form: ScaleLayout) -> int:
         """Bytes of the storage of activation scales; 0 where nothing is quantised."""
@@ -111,15 +116,14 @@ class Call:
         leading = rows if form == ScaleLayout.ROW_MAJOR else round_up(rows, TMA_ELEMENTS)
         return (1 if batch is None else batch) * leading * words * WORD
 
-    def gemm_workspace(self, layout: str, n: int, k: int) -> dict[str, int]:
+    def gemm_workspace(self, layout: Layout, n: int, k: int) -> dict[str, int]:
         """Bytes of what a GEMM of ours allocates and drops, by name."""
         if self.arch != workspace.ARCH or not self.recipe.mx:
             return {}
-        masked = layout == "masked"
         return workspace.MxGemm(
-            masked,
+            layout.has_slabs,
             self.local_experts,
-            slab_rows(self.tokens) if masked else self.rows(layout),
+            self.gemm_rows(layout),
             n,
             k,
             expected_rows(self.tokens, self.top_k, self.experts),
@@ -160,14 +164,15 @@ class Stage:
     live: int
 
 
-def _operand(call: Call, layout: str, rows: int, columns: int) -> tuple[int, int]:
+def _operand(call: Call, layout: Layout, columns: int) -> tuple[int, int]:
     """Bytes of a GEMM's input in a layout, and of its scales."""
-    batch, m = (call.local_experts, slab_rows(call.tokens)) if layout == "masked" else (None, rows)
-    return rows * columns * call.value_bytes, call.scale_bytes(batch, m, columns, call.form)
+    batch, m = slabs(layout, call.local_experts), call.gemm_rows(layout)
+    values = call.rows(layout) * columns * call.value_bytes
+    return values, call.scale_bytes(batch, m, columns, call.form)
 
 
-def _place_scratch(call: Call, layout: str) -> dict[str, int]:
-    if layout == "masked":
+def _place_scratch(call: Call, layout: Layout) -> dict[str, int]:
+    if layout == Layout.MASKED:  # one kernel counts, places and quantises
         return {}
     counters = {"counts, offsets": 2 * call.local_experts * WORD}
     if call.recipe.quantized:
@@ -179,14 +184,13 @@ def _place_scratch(call: Call, layout: str) -> dict[str, int]:
     return counters
 
 
-def stages(call: Call, layout: str) -> tuple[Stage, ...]:
+def stages(call: Call, layout: Layout) -> tuple[Stage, ...]:
     """List the stages of a call in a layout with the bytes that each allocates and keeps alive."""
     rows = call.rows(layout)
-    where = "masked_m" if layout == "masked" else "m_indices"
-    x, x_scale = _operand(call, layout, rows, call.padded_hidden)
-    act, act_scale = _operand(call, layout, rows, call.padded_inter)
+    x, x_scale = _operand(call, layout, call.padded_hidden)
+    act, act_scale = _operand(call, layout, call.padded_inter)
     kept = {
-        where: WORD * (call.local_experts if layout == "masked" else rows),
+        layout.index_name: WORD * index_size(layout, call.local_experts, call.gemm_rows(layout)),
         "src2dst": WORD * call.tokens * call.top_k,
     }
     scratch = _place_scratch(call, layout)
@@ -225,6 +229,6 @@ def stages(call: Call, layout: str) -> tuple[Stage, ...]:
     )
 
 
-def peak(call: Call, layout: str) -> int:
+def peak(call: Call, layout: Layout) -> int:
     """The most bytes that the layer's own tensors take at one time."""
     return max(stage.live for stage in stages(call, layout))

@@ -9,20 +9,19 @@ from ..backends import platforms
 from ..formats.layouts import (
     CONTIG_ALIGNMENT,
     TILE_ROWS,
+    Layout,
     LayoutExplanation,
     explain_layout,
     round_up,
-    slab_rows,
 )
 from . import memory, roofline
 from .gpus import Gpu
 from .memory import Call
 
-LAYOUTS = platforms.LAYOUTS
 GIB = 1 << 30
 
 
-def padding(call: Call, layout: str, counts: list[int]) -> dict:
+def padding(call: Call, layout: Layout, counts: list[int]) -> dict:
     """How much of a layout is padding for experts with these row counts.
 
     `tile_rows` are the rows of the tiles that hold a valid row: what a GEMM that skips empty tiles
@@ -51,13 +50,13 @@ def _stage(stage: memory.Stage, moved: roofline.Work, gpu: Gpu | None, quantized
     }
 
 
-def _layout(call: Call, layout: str, counts: list[int], gpu: Gpu | None) -> dict:
+def _layout(call: Call, layout: Layout, counts: list[int], gpu: Gpu | None) -> dict:
     quantized = call.recipe.quantized
     parts = zip(memory.stages(call, layout), roofline.work(call, layout, counts), strict=True)
     stages = [_stage(stage, moved, gpu, quantized) for stage, moved in parts]
     per_expert = (
-        {"slab_rows_per_expert": slab_rows(call.tokens)}
-        if layout == "masked"
+        {"slab_rows_per_expert": call.gemm_rows(layout)}
+        if layout.has_slabs
         else {"segment_alignment": CONTIG_ALIGNMENT}
     )
     return {
@@ -74,13 +73,13 @@ def _layout(call: Call, layout: str, counts: list[int], gpu: Gpu | None) -> dict
 
 def _choice(explained: LayoutExplanation) -> dict:
     return {
-        "layout": explained.layout,
+        "layout": explained.layout.value,
         "decided_by": explained.decided_by,
         "chain": [link._asdict() for link in explained.links],
     }
 
 
-def _legal(call: Call, layout: str) -> str | None:
+def _legal(call: Call, layout: Layout) -> str | None:
     """None, or why the layout does not run where the call does."""
     try:
         form = call.recipe.scale_layout_name(call.packed)
@@ -118,10 +117,10 @@ def build(
         "device": asdict(gpu) if gpu else {"name": "cpu"},
         "memory_bytes": memory_bytes,
         "choice": _choice(explained),
-        "illegal": {layout: reason for layout in LAYOUTS if (reason := _legal(call, layout))},
+        "illegal": {layout.value: reason for layout in Layout if (reason := _legal(call, layout))},
         "slab_bytes": facts.slab_bytes,
         "budget_bytes": None if memory_bytes is None else facts.budget_bytes,
         "weight_bytes": call.local_experts * (w13 + w2),
-        "layouts": {layout: _layout(call, layout, even_counts, gpu) for layout in LAYOUTS},
+        "layouts": {x.value: _layout(call, x, even_counts, gpu) for x in Layout},
         "floor_seconds": roofline.floor_seconds(call, even_counts, gpu) if gpu else None,
     }

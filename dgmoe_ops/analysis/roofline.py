@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..formats.layouts import Layout
 from .gpus import Gpu
 from .memory import BF16, WORD, Call
 
@@ -28,7 +29,7 @@ class Work:
         return max(self.moved / gpu.hbm_bytes_per_s, self.flops / gpu.flops(quantized))
 
 
-def work(call: Call, layout: str, counts: list[int]) -> tuple[Work, ...]:
+def work(call: Call, layout: Layout, counts: list[int]) -> tuple[Work, ...]:
     """List the work of each stage for experts with these row counts.
 
     Only valid rows count, padded columns do: what no kernel could leave out. The contiguous fp8
@@ -45,7 +46,7 @@ def work(call: Call, layout: str, counts: list[int]) -> tuple[Work, ...]:
     w13, w2 = call.weight_bytes_per_expert()
     index = WORD * tokens * call.top_k
     place = tokens * call.hidden * BF16 + rows * x + 2 * index
-    if layout == "contig" and call.recipe.quantized:
+    if layout == Layout.CONTIG and call.recipe.quantized:
         place += 2 * tokens * x
     per_row = 2 * call.padded_inter
     return (

@@ -6,11 +6,12 @@ every cell can be asked for on any machine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-LAYOUTS = ("masked", "contig")
+from ..formats.layout import Layout
+
 #: What the scales of the weights are: none (bf16), float32 128x128 blocks, packed UE8M0 a row.
 SCALE_LAYOUTS = ("none", "block_fp32", "packed_ue8m0")
 
@@ -19,7 +20,7 @@ class Cell(NamedTuple):
     """One way to run the layer."""
 
     recipe: str
-    layout: str
+    layout: Layout
     scale_layout: str
 
 
@@ -60,7 +61,7 @@ class Platform:
         return frozenset().union(*(backend.cells for backend in self.backends))
 
 
-def _cells(layouts: tuple[str, ...], *forms: tuple[str, str]) -> frozenset[Cell]:
+def _cells(layouts: Iterable[Layout], *forms: tuple[str, str]) -> frozenset[Cell]:
     return frozenset(Cell(recipe, layout, form) for layout in layouts for recipe, form in forms)
 
 
@@ -75,7 +76,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "CPU",
         ("cpu",),
         "cpu",
-        (Backend("dgmoe_ops", _cells(LAYOUTS, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
+        (Backend("dgmoe_ops", _cells(Layout, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
     # The library has no MX kernels for it. Ours take few rows, some and many. Only what
     # they do not take needs Triton: `dgmoe_ops/analysis/workspace.py` has the rule.
@@ -84,8 +85,8 @@ PLATFORMS: tuple[Platform, ...] = (
         (90,),
         "sm90",
         (
-            Backend("DeepGEMM", _cells(LAYOUTS, _BF16, _FP8_FP32)),
-            Backend("dgmoe_ops", _cells(LAYOUTS, _MXFP8, _MXFP4), rest="Triton"),
+            Backend("DeepGEMM", _cells(Layout, _BF16, _FP8_FP32)),
+            Backend("dgmoe_ops", _cells(Layout, _MXFP8, _MXFP4), rest="Triton"),
         ),
     ),
     # The tensor core applies UE8M0 scales itself; the library would convert float32 ones on every
@@ -94,7 +95,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "SM100/103",
         (100, 103),
         "sm100",
-        (Backend("DeepGEMM", _cells(LAYOUTS, _BF16, _FP8_UE8M0, _MXFP8, _MXFP4)),),
+        (Backend("DeepGEMM", _cells(Layout, _BF16, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
     # The library takes the architecture for a Hopper and has no kernel for it.
     Platform("SM110", (110,), None, ()),
@@ -103,7 +104,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "SM120/121",
         (120, 121),
         "sm120",
-        (Backend("DeepGEMM", _cells(("contig",), _BF16, _FP8_UE8M0, _MXFP4)),),
+        (Backend("DeepGEMM", _cells((Layout.CONTIG,), _BF16, _FP8_UE8M0, _MXFP4)),),
     ),
 )
 RECIPES = tuple(sorted({cell.recipe for platform in PLATFORMS for cell in platform.cells}))
@@ -123,7 +124,7 @@ def platform_of(arch: int | str) -> Platform | None:
 def all_cells() -> Iterator[Cell]:
     """Iterate over every combination that the table can be asked for, legal or not."""
     for recipe in RECIPES:
-        for layout in LAYOUTS:
+        for layout in Layout:
             for form in SCALE_LAYOUTS:
                 yield Cell(recipe, layout, form)
 
@@ -150,14 +151,14 @@ def scale_layouts(arch: int | str, recipe: str) -> tuple[str, ...]:
     return tuple(form for form in SCALE_LAYOUTS if form in legal)
 
 
-def layouts_of(arch: int | str, recipe: str) -> tuple[str, ...]:
+def layouts_of(arch: int | str, recipe: str) -> tuple[Layout, ...]:
     """The layouts in which a recipe runs on an architecture."""
     platform = platform_of(arch)
     legal = {c.layout for c in platform.cells if c.recipe == recipe} if platform else set()
-    return tuple(layout for layout in LAYOUTS if layout in legal)
+    return tuple(layout for layout in Layout if layout in legal)
 
 
-def _known(arg: str, value: str, known: tuple[str, ...]) -> None:
+def _known(arg: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ValueError(
             f"dgmoe_ops.platforms: {arg} must be one of {', '.join(known)}, got {value!r}"
@@ -177,7 +178,7 @@ def _what_would_work(platform: Platform, wanted: Cell) -> str:
     near = [c for c in cells if c.layout == wanted.layout] or cells
     # A layout that must change keeps the scales where it can.
     near = [c for c in near if c.scale_layout == wanted.scale_layout] or near
-    layouts = [layout for layout in LAYOUTS if any(c.layout == layout for c in near)]
+    layouts = [layout for layout in Layout if any(c.layout == layout for c in near)]
     forms = [form for form in SCALE_LAYOUTS if any(c.scale_layout == form for c in near)]
     return (
         f"{wanted.recipe} runs there in layout {' or '.join(layouts)} with weight scales"
@@ -198,7 +199,7 @@ def check(arch: int | str, recipe: str, layout: str, scale_layout: str) -> None:
         ValueError: it does not, or a name is unknown; the message says what would work.
     """
     _known("recipe", recipe, RECIPES)
-    _known("layout", layout, LAYOUTS)
+    _known("layout", layout, [name.value for name in Layout])
     _known("scale_layout", scale_layout, SCALE_LAYOUTS)
     if is_legal(arch, recipe, layout, scale_layout):
         return

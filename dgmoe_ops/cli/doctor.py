@@ -15,6 +15,7 @@ import dgmoe_ops
 from ..analysis import diagnosis
 from ..analysis.machine import Machine, look
 from ..backends import deep_gemm, platforms
+from ..formats.layouts import Layout
 from .text import console, size
 
 
@@ -85,7 +86,7 @@ def _facts_table(document: dict) -> Table:
 
 def _backend_table(document: dict) -> Table:
     table = Table(title="What runs the grouped GEMMs", title_justify="left")
-    for column in ("device", "recipe", *platforms.LAYOUTS):
+    for column in ("device", "recipe", *(layout.value for layout in Layout)):
         table.add_column(column)
     rows: dict[tuple[str, str], list[str]] = {}
     for row in document["backends"]:

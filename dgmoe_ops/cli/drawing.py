@@ -14,7 +14,7 @@ from matplotlib.figure import Figure  # noqa: E402
 from matplotlib.patches import Patch, Rectangle  # noqa: E402
 
 from ..analysis.memory import Call  # noqa: E402
-from ..formats.layouts import CONTIG_ALIGNMENT, ceil_div, round_up, slab_rows  # noqa: E402
+from ..formats.layouts import CONTIG_ALIGNMENT, Layout, ceil_div, round_up  # noqa: E402
 from .text import share  # noqa: E402
 
 _SHADES = ("#1f5a99", "#5b9bd5")  # neighbours differ
@@ -68,7 +68,7 @@ def draw(file: Path, call: Call, counts: list[int], title: str, source: str) -> 
     are a block of the same area.
     """
     experts, valid = call.local_experts, sum(counts)
-    slab, rows = slab_rows(call.tokens), call.rows("contig")
+    slab, rows = call.gemm_rows(Layout.MASKED), call.rows(Layout.CONTIG)
     segments = [round_up(count, CONTIG_ALIGNMENT) for count in counts]
     behind = rows - sum(segments)
     top = max(slab, *segments, 1)
@@ -77,7 +77,7 @@ def draw(file: Path, call: Call, counts: list[int], title: str, source: str) -> 
     masked, contig = figure.subplots(2, 1, sharex=True, sharey=True)
     figure.suptitle(f"{title}\n{source}", fontsize=11)
     _columns(masked, [slab] * experts, counts)
-    _label(masked, "masked slab", call.rows("masked"), valid)
+    _label(masked, "masked slab", call.rows(Layout.MASKED), valid)
     _columns(contig, segments, counts)
     gap = max(0.3, experts / 40) if behind else 0
     end = _surplus(contig, experts + gap, behind, top)

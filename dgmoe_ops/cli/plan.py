@@ -15,7 +15,7 @@ from ..analysis import planning, routing
 from ..analysis.gpus import GPUS
 from ..analysis.memory import Call
 from ..backends import platforms
-from ..config import LAYOUTS as LAYOUT_ARGUMENTS
+from ..formats.layouts import LAYOUT_ARGUMENTS, Layout
 from ..formats.recipes import RECIPES
 from .text import console, microseconds, share, size
 
@@ -275,5 +275,5 @@ def _plot(file: Path, call: Call, document: dict, routing_file: Path | None, see
         draw(file, call, counts, _title(document), source)
     except (OSError, ValueError) as error:
         raise click.ClickException(f"--plot: {error}") from error
-    shares = {layout: planning.padding(call, layout, counts) for layout in planning.LAYOUTS}
+    shares = {layout.value: planning.padding(call, layout, counts) for layout in Layout}
     return {"file": str(file), "routing": source, "layouts": shares}

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ..backends import platforms
 from ..backends.deep_gemm import jit_cache
+from ..formats.layouts import Layout
 from ..formats.recipes import RECIPES
 from ..warmup.operands import operand_bytes, weight_bytes
 from ..warmup.run import KernelCall, LayerShape, WarmupReport, plan_warmup
@@ -77,7 +77,7 @@ def _show(report: WarmupReport, to: Console) -> None:
     "--layout",
     default="both",
     show_default=True,
-    type=click.Choice(["both", *platforms.LAYOUTS]),
+    type=click.Choice(["both", *(name.value for name in Layout)]),
 )
 @click.option("--alignment", type=_COUNT, help="of contiguous segments  [default: 128]")
 @click.option("--device", default="cuda", show_default=True)
@@ -125,7 +125,7 @@ def warmup(
     if top_k > experts:
         raise click.UsageError(f"--top-k {top_k} is more than --experts {experts}")
     what = LayerShape(local, hidden, intermediate, top_k, recipe, experts)
-    layouts = platforms.LAYOUTS if layout == "both" else (layout,)
+    layouts = tuple(Layout) if layout == "both" else (layout,)
     if dry_run:
         calls = plan_warmup(what, tokens=tokens, layouts=layouts, alignment=alignment)
         if as_json:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 
 from .. import config
+from .layout import LAYOUT_ARGUMENTS as LAYOUT_ARGUMENTS
+from .layout import Layout
 
 TILE_ROWS = 128  #: rows of the tile within which a GEMM may read past an expert's valid rows
 SLAB_ROWS = 256  #: an expert's slab grows in these steps
@@ -55,6 +57,30 @@ def contig_rows(assignments, experts, alignment=CONTIG_ALIGNMENT):
     smaller = min if torch.compiler.is_dynamo_compiling() else torch.sym_min
     used = smaller(assignments, experts)
     return alignment * (used + (assignments - used) // alignment)
+
+
+def gemm_rows(layout: Layout, tokens, top_k: int, experts: int, alignment=CONTIG_ALIGNMENT):
+    """m of the grouped GEMMs for `tokens` tokens on `experts` local experts: the rows of one
+    expert's slab, or of all segments, each padded to `alignment`."""
+    if layout.has_slabs:
+        return slab_rows(tokens)
+    return contig_rows(tokens * top_k, experts, alignment)
+
+
+def slabs(layout: Layout, experts: int) -> int | None:
+    """The leading size of what the GEMMs read and write: the experts, or None where there is no
+    such dimension."""
+    return experts if layout.has_slabs else None
+
+
+def all_rows(layout: Layout, experts: int, m):
+    """Rows of all experts, where the GEMMs have `m`."""
+    return experts * m if layout.has_slabs else m
+
+
+def index_size(layout: Layout, experts: int, m):
+    """Elements of the tensor `layout.index_name`: one an expert, or one a row."""
+    return experts if layout.has_slabs else m
 
 
 def expected_rows(tokens, top_k: int, num_experts: int):
@@ -120,36 +146,36 @@ class LayoutLink(NamedTuple):
     """One link of the chain of the choice, in words."""
 
     name: str
-    layout: str | None  #: what it decided, None where it passed the choice on
+    layout: Layout | None  #: what it decided, None where it passed the choice on
     says: str
 
 
 class LayoutExplanation(NamedTuple):
     """A choice and the links that led to it."""
 
-    layout: str
+    layout: Layout
     decided_by: str
     links: tuple[LayoutLink, ...]
 
 
-def _decide(facts: LayoutFacts) -> tuple[str, str]:
+def _decide(facts: LayoutFacts) -> tuple[str, Layout]:
     """The link of the chain that decides, by its name in `_SAYS`, and the layout."""
     argument, tokens, top_k, experts, hidden, inter, quantized, memory_bytes = facts
     if argument != "auto":
-        return "argument", argument
+        return "argument", Layout(argument)
     override = config.layout_override()
     if override is not None:
         return "DGMOE_LAYOUT", override
     if memory_bytes is None:
-        return "device", "contig"
+        return "device", Layout.CONTIG
     # With so few rows a masked GEMM spends its time walking empty experts.
     if tokens * top_k * 8 <= experts:
-        return "rows against experts", "contig"
+        return "rows against experts", Layout.CONTIG
     # Where the slab fits, masked wins: it pads no expert to the alignment.
     # Not the properties of `facts`: Dynamo of 2.10 does not follow those of a NamedTuple.
     slab = masked_bytes(tokens, experts, hidden, inter, quantized)
     fits = slab <= int(memory_bytes * config.masked_memory_fraction())
-    return "slab against budget", "masked" if fits else "contig"
+    return "slab against budget", Layout.MASKED if fits else Layout.CONTIG
 
 
 def _say_device(facts: LayoutFacts) -> str:
@@ -175,7 +201,7 @@ def _say_memory(facts: LayoutFacts) -> str:
 
 _SAYS: dict[str, Callable[[LayoutFacts], str]] = {
     "argument": lambda facts: f'layout="{facts.argument}"',
-    "DGMOE_LAYOUT": lambda facts: config.layout_override() or "unset or auto",
+    "DGMOE_LAYOUT": lambda facts: str(config.layout_override() or "unset or auto"),
     "device": _say_device,
     "rows against experts": _say_rows,
     "slab against budget": _say_memory,
@@ -183,12 +209,12 @@ _SAYS: dict[str, Callable[[LayoutFacts], str]] = {
 
 
 @functools.lru_cache(maxsize=4096)
-def _decided(facts: LayoutFacts, override: str | None, fraction: float) -> str:
+def _decided(facts: LayoutFacts, override: Layout | None, fraction: float) -> Layout:
     """The choice for facts and settings that are plain numbers."""
     return _decide(facts)[1]
 
 
-def choose_layout(facts: LayoutFacts) -> str:
+def choose_layout(facts: LayoutFacts) -> Layout:
     """Choose between the masked and the contiguous layout from static facts alone.
 
     Raises:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 
 from .._sanity import at, first_where, looks_at
-from ..config import LAYOUTS, sanity_check
-from ..formats.layouts import ceil_div, round_up
+from ..config import sanity_check
+from ..formats.layouts import LAYOUT_ARGUMENTS, ceil_div, round_up
 from ..formats.recipes import RECIPES, Recipe
 from ..ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .activations import activation_keywords, check_activation, float32_fault
@@ -209,8 +209,8 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
     if recipe not in RECIPES:
         _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
     keywords = _activation(between)
-    if layout not in LAYOUTS:
-        _fail("layout", f"be one of {', '.join(LAYOUTS)}", repr(layout))
+    if layout not in LAYOUT_ARGUMENTS:
+        _fail("layout", f"be one of {', '.join(LAYOUT_ARGUMENTS)}", repr(layout))
     # While compiling the factor may be symbolic; the combining op looks at it again.
     if not torch.compiler.is_compiling():
         fault = float32_fault(routed_scaling_factor)

@@ -1,167 +1,17 @@
-"""The layer: the stages in order, as named calls. Registers `dgmoe::fused_moe`; holds no numerics.
-
-| stage | masked layout | contiguous layout |
-|---|---|---|
-| 2b place | moe_ep_deepgemm_preprocess | quant_group_fp8, ep_scatter |
-| 3 GEMM1 | grouped_gemm_nt_*_masked | grouped_gemm_nt_*_contig |
-| 4 activation | {silu,situ}_and_mul(_post_quant_masked) | {silu,situ}_and_mul(_post_quant_contig) |
-| 5 GEMM2 | as GEMM1 | as GEMM1 |
-| 6 combine | post_reorder_deepgemm | post_reorder_deepgemm |
-"""
+"""The layer: the stages in order. Registers `dgmoe::fused_moe`."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
 
 import torch
 
-from ..formats.layouts import LayoutFacts, ScaleLayout, choose_layout, expected_rows
-from ..formats.recipes import Recipe, scale_recipes
+from ..formats.layouts import Layout, LayoutFacts, choose_layout, expected_rows
+from ..formats.recipes import Recipe
 from ..ops._registry import NAMESPACE, fake_of
-from ..ops.activation import (
-    silu_and_mul,
-    silu_and_mul_post_quant_contig,
-    silu_and_mul_post_quant_masked,
-    situ_and_mul,
-    situ_and_mul_post_quant_contig,
-    situ_and_mul_post_quant_masked,
-)
 from ..ops.combine import post_reorder_deepgemm
-from ..ops.gemm import (
-    grouped_gemm_nt_bf16_contig,
-    grouped_gemm_nt_bf16_masked,
-    grouped_gemm_nt_f8f8bf16_contig,
-    grouped_gemm_nt_f8f8bf16_masked,
-)
-from ..ops.permute import ep_scatter, moe_ep_deepgemm_preprocess, quant_group_fp8
-from .activations import ACTIVATIONS
 from .checks import Arguments, Between, check_layer, check_out
-
-#: the ops of an activation: for the bf16 recipe, for masked slabs, for contiguous segments
-_ACTIVATION_OPS = {
-    "silu_and_mul": (
-        silu_and_mul,
-        silu_and_mul_post_quant_masked,
-        silu_and_mul_post_quant_contig,
-    ),
-    "situ_and_mul": (
-        situ_and_mul,
-        situ_and_mul_post_quant_masked,
-        situ_and_mul_post_quant_contig,
-    ),
-}
-
-
-class Placed(NamedTuple):
-    """Tokens placed by expert: what stage 2b hands on."""
-
-    rows: torch.Tensor
-    scale: torch.Tensor | None
-    where: torch.Tensor  #: masked_m, or m_indices
-    src2dst: torch.Tensor
-
-
-class Stages(NamedTuple):
-    """What every stage needs to know about the call."""
-
-    recipe: Recipe
-    masked: bool
-    form: ScaleLayout
-    experts: int
-    expert_start: int
-    padded_hidden: int
-    expected_m: int
-    between: Between = Between()
-    activation: Mapping[str, float | None] = MappingProxyType({})  #: keywords of its op
-
-
-def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -> Placed:
-    """Stage 2b: quantise the tokens and place them by expert."""
-    recipe = stages.recipe
-    if stages.masked:
-        rows, scale, masked_m, src2dst = moe_ep_deepgemm_preprocess(
-            hidden_states,
-            topk_ids,
-            stages.experts,
-            expert_start=stages.expert_start,
-            group_size=recipe.group_size,
-            scale_layout=stages.form,
-            padded_k=stages.padded_hidden,
-        )
-        return Placed(rows, scale if recipe.quantized else None, masked_m, src2dst)
-    if recipe.quantized:
-        packed = stages.form == ScaleLayout.PACKED_UE8M0
-        x, x_scale = quant_group_fp8(
-            hidden_states,
-            recipe.group_size,
-            ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.ROW_MAJOR,
-            padded_k=stages.padded_hidden,
-        )
-    else:
-        pad = stages.padded_hidden - hidden_states.shape[1]
-        x = torch.nn.functional.pad(hidden_states, (0, pad)) if pad else hidden_states
-        x_scale = None
-    rows, scale, m_indices, src2dst = ep_scatter(
-        x,
-        x_scale,
-        topk_ids,
-        stages.experts,
-        expert_start=stages.expert_start,
-        scale_layout=stages.form,
-    )
-    return Placed(rows, scale if recipe.quantized else None, m_indices, src2dst)
-
-
-def gemm(
-    stages: Stages,
-    a: torch.Tensor,
-    a_scale: torch.Tensor | None,
-    b: torch.Tensor,
-    b_scale: torch.Tensor | None,
-    where: torch.Tensor,
-) -> torch.Tensor:
-    """Stages 3 and 5: multiply each expert's rows by its weight."""
-    recipe = stages.recipe
-    if not recipe.quantized:
-        if stages.masked:
-            return grouped_gemm_nt_bf16_masked(a, b, where, stages.expected_m)
-        return grouped_gemm_nt_bf16_contig(a, b, where)
-    given = {}
-    if recipe.mx:  # the others' is the GEMM's default
-        pair = scale_recipes(recipe, recipe.group_size, a.shape[-1], a_scale.shape[-1])
-        given = {"recipe_a": pair[0], "recipe_b": pair[1]}
-    operands = (a, a_scale, b, b_scale, where)
-    if stages.masked:
-        return grouped_gemm_nt_f8f8bf16_masked(*operands, stages.expected_m, **given)
-    return grouped_gemm_nt_f8f8bf16_contig(*operands, **given)
-
-
-def activate(
-    stages: Stages, gate_up: torch.Tensor, where: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Stage 4: the gated activation, quantised for GEMM2."""
-    between = stages.between
-    plain, masked, contig = _ACTIVATION_OPS[ACTIVATIONS[between.activation].op]
-    options = {
-        **stages.activation,
-        "gate_up_interleave": between.gate_up_interleave,
-        "bias": between.bias,
-    }
-    if not stages.recipe.quantized:
-        masked_m, m_indices = (where, None) if stages.masked else (None, where)
-        return plain(gate_up, masked_m, m_indices, **options), None
-    quantized = masked if stages.masked else contig
-    return quantized(
-        gate_up,
-        where,
-        group_size=stages.recipe.group_size,
-        scale_layout=stages.form,
-        round_activation=between.round_activation,
-        **options,
-    )
+from .stages import Stages, activate, gemm, place
 
 
 @functools.lru_cache(maxsize=64)
@@ -171,10 +21,10 @@ def _device_memory(device: torch.device) -> int:
 
 def resolve_layout(
     layout: str, tokens: int, top_k: int, w13: torch.Tensor, w2: torch.Tensor, recipe: Recipe
-) -> str:
+) -> Layout:
     """The layout that a call takes; `layouts.explain_layout` says why."""
     if layout != "auto":
-        return layout
+        return Layout(layout)
     device = w13.device
     memory = _device_memory(device) if device.type == "cuda" else None
     sizes = w13.shape[0], recipe.columns_of(w13), recipe.columns_of(w2)
@@ -248,7 +98,7 @@ def fused_moe_inline(
     top_k = topk_ids.shape[1]
     stages = Stages(
         recipe=chosen,
-        masked=resolve_layout(layout, tokens, top_k, w13, w2, chosen) == "masked",
+        layout=resolve_layout(layout, tokens, top_k, w13, w2, chosen),
         form=chosen.scale_layout(w13_scale),
         experts=w13.shape[0],
         expert_start=expert_start,
@@ -259,12 +109,12 @@ def fused_moe_inline(
     )
     # Each intermediate is dropped as soon as the next stage has read it: the peak is one GEMM's
     # input and output.
-    rows, scale, where, src2dst = place(stages, hidden_states, topk_ids)
-    gate_up = gemm(stages, rows, scale, w13, w13_scale, where)
+    rows, scale, index, src2dst = place(stages, hidden_states, topk_ids)
+    gate_up = gemm(stages, rows, scale, w13, w13_scale, index)
     del rows, scale
-    act, act_scale = activate(stages, gate_up, where)
+    act, act_scale = activate(stages, gate_up, index)
     del gate_up
-    y = gemm(stages, act, act_scale, w2, w2_scale, where)
+    y = gemm(stages, act, act_scale, w2, w2_scale, index)
     del act, act_scale
     return post_reorder_deepgemm(
         y,

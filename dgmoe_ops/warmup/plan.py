@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..backends.platforms import LAYOUTS
-from ..formats.layouts import CONTIG_ALIGNMENT, contig_rows, expected_rows, slab_rows
+from ..formats.layouts import CONTIG_ALIGNMENT, Layout, expected_rows, gemm_rows
 from ..formats.recipes import RECIPES, Recipe
 from ..weights.prepare import MoEWeights, padded_sizes
 
@@ -302,25 +301,23 @@ def _steps(value: Callable[[int], tuple], first: int, last: int) -> Iterator[tup
 
 
 def layer_calls(
-    layer: Layer, spans: Iterable[Span], layout: str, alignment: int
+    layer: Layer, spans: Iterable[Span], layout: Layout, alignment: int
 ) -> list[KernelCall]:
     """The distinct calls of both GEMMs of a layer, for every token count of the spans."""
-    masked = layout == "masked"
     kind = "f8f8bf16" if layer.recipe.quantized else "bf16"
-    op = f"grouped_gemm_nt_{kind}_{layout}"
+    op = layout.op(f"grouped_gemm_nt_{kind}")
+    hinted = layout.has_slabs
 
     def rows(tokens: int) -> tuple[int, int | None]:
-        if masked:
-            expected = expected_rows(tokens, layer.top_k, layer.num_experts)
-            return slab_rows(tokens), expected
-        return contig_rows(tokens * layer.top_k, layer.experts, alignment), None
+        m = gemm_rows(layout, tokens, layer.top_k, layer.experts, alignment)
+        return m, expected_rows(tokens, layer.top_k, layer.num_experts) if hinted else None
 
     # Neighbouring counts mostly make the same call, and a call is kept once. No other call is
     # dropped: the library may choose another tile at any of them.
     found = {pair: None for first, last in spans for pair in _steps(rows, first, last)}
     return [
         KernelCall(
-            op, m, n, k, layer.experts, expected, layer.recipe.name, None if masked else alignment
+            op, m, n, k, layer.experts, expected, layer.recipe.name, None if hinted else alignment
         )
         for n, k in layer.gemms
         for m, expected in found
@@ -328,12 +325,16 @@ def layer_calls(
     ]
 
 
-def check_layouts(layouts: Iterable[str], alignment: int | None) -> tuple[tuple[str, ...], int]:
+def check_layouts(
+    layouts: Iterable[Layout | str], alignment: int | None
+) -> tuple[tuple[Layout, ...], int]:
     """The layouts and the alignment to plan with."""
-    chosen = (layouts,) if isinstance(layouts, str) else tuple(layouts)
-    for layout in chosen:
-        if layout not in LAYOUTS:
-            fail("layouts", f"be of {', '.join(LAYOUTS)}", repr(layout))
+    names = [layout.value for layout in Layout]
+    given = (layouts,) if isinstance(layouts, str) else tuple(layouts)
+    for layout in given:
+        if layout not in names:
+            fail("layouts", f"be of {', '.join(names)}", repr(layout))
+    chosen = tuple(map(Layout, given))
     if alignment is None:
         return chosen, CONTIG_ALIGNMENT
     return chosen, _count("alignment", alignment)
@@ -346,7 +347,7 @@ def plan_warmup(
     recipe: str | None = None,
     top_k: int | None = None,
     num_experts: int | None = None,
-    layouts: Iterable[str] = LAYOUTS,
+    layouts: Iterable[Layout | str] = tuple(Layout),
     alignment: int | None = None,
 ) -> list[KernelCall]:
     """List the calls that `warmup` with these arguments makes, each once; needs no GPU.

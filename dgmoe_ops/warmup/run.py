@@ -22,6 +22,7 @@ import torch
 from .. import _progress, config
 from ..backends import platforms
 from ..backends.deep_gemm import jit_cache
+from ..formats.layouts import Layout
 from ..weights.prepare import MoEWeights
 from .operands import OpRunner, operand_bytes, weight_bytes
 from .plan import (
@@ -130,7 +131,13 @@ def _needed(layer: Layer, calls: Iterable[KernelCall], own: dict, packed: bool) 
 
 
 def _fit(
-    layer: Layer, spans: list[Span], layout: str, alignment: int, own: dict, packed: bool, free: int
+    layer: Layer,
+    spans: list[Span],
+    layout: Layout,
+    alignment: int,
+    own: dict,
+    packed: bool,
+    free: int,
 ) -> tuple[list[KernelCall], Shrunk | None]:
     """The calls of a layer in a layout, with the largest token counts halved until they fit."""
     fitting = spans
@@ -151,7 +158,7 @@ def _fit(
         fitting = halve_largest(fitting)
     if fitting is spans:
         return calls, None
-    return calls, Shrunk(str(layer), layout, asked[0], done, asked[1], free)
+    return calls, Shrunk(str(layer), layout.value, asked[0], done, asked[1], free)
 
 
 # ---- all of it ----
@@ -205,7 +212,7 @@ def _own_weights(layers: Iterable[Layer], device: torch.device) -> dict:
 
 
 def _check_platform(
-    arch: int, layers: list[Layer], layouts: Iterable[str], own: dict, packed: bool
+    arch: int, layers: list[Layer], layouts: Iterable[Layout], own: dict, packed: bool
 ) -> None:
     for layer in layers:
         form = layer.recipe.scale_layout_name(packed)
@@ -238,7 +245,7 @@ def warmup(
     recipe: str | None = None,
     top_k: int | None = None,
     num_experts: int | None = None,
-    layouts: Iterable[str] = platforms.LAYOUTS,
+    layouts: Iterable[Layout | str] = tuple(Layout),
     alignment: int | None = None,
     device: torch.device | str = "cuda",
     cache_dir: str | os.PathLike | None = None,

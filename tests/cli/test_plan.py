@@ -19,14 +19,17 @@ pytest.importorskip("click")
 pytest.importorskip("rich")
 
 from click.testing import CliRunner  # noqa: E402
+from helpers import replace_gemms  # noqa: E402
 
 import dgmoe_ops  # noqa: E402
 from dgmoe_ops import config, layouts  # noqa: E402
-from dgmoe_ops.analysis import memory, planning, roofline, routing  # noqa: E402
+from dgmoe_ops.analysis import memory, roofline, routing  # noqa: E402
 from dgmoe_ops.analysis.gpus import GPUS  # noqa: E402
 from dgmoe_ops.cli.main import main  # noqa: E402
+from dgmoe_ops.formats.layouts import Layout  # noqa: E402
 from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.layer import fused_moe as layer  # noqa: E402
+from dgmoe_ops.layer import stages  # noqa: E402
 from dgmoe_ops.ops import gemm  # noqa: E402
 
 SMALL = {"tokens": 4, "experts": 4, "hidden": 256, "intermediate": 128, "top-k": 2}
@@ -46,8 +49,6 @@ SIZES = [
     (1, 6, 6, 576, 96, 1),
     (0, 2, 2, 8, 8, 1),
 ]
-
-GEMMS = [name for name in dgmoe_ops.ops.__all__ if name.startswith("grouped_gemm_nt_")]
 
 
 @pytest.fixture(autouse=True)
@@ -172,7 +173,7 @@ def test_fp4_weights_take_half_a_byte_a_value_and_their_activations_a_whole_one(
 # ---- bytes against real tensors ----
 
 
-@pytest.mark.parametrize("layout", planning.LAYOUTS)
+@pytest.mark.parametrize("layout", tuple(Layout))
 @pytest.mark.parametrize(("recipe", "target"), KINDS)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_bytes_are_those_that_the_ops_allocate(sizes, recipe, target, layout) -> None:
@@ -180,19 +181,19 @@ def test_bytes_are_those_that_the_ops_allocate(sizes, recipe, target, layout) ->
     (x, weights, ids), prepared = inputs(call, target)
     w13, w13_scale, w2, w2_scale = prepared.tensors
     assert prepared.nbytes == call.local_experts * sum(call.weight_bytes_per_expert())
-    stages = layer.Stages(
+    call_stages = stages.Stages(
         recipe=call.recipe,
-        masked=layout == "masked",
+        layout=layout,
         form=call.form,
         experts=call.local_experts,
         expert_start=0,
         padded_hidden=call.recipe.columns_of(w13),
         expected_m=1,
     )
-    placed = layer.place(stages, x, ids)
-    gate_up = layer.gemm(stages, placed.rows, placed.scale, w13, w13_scale, placed.where)
-    act, act_scale = layer.activate(stages, gate_up, placed.where)
-    y = layer.gemm(stages, act, act_scale, w2, w2_scale, placed.where)
+    placed = stages.place(call_stages, x, ids)
+    gate_up = stages.gemm(call_stages, placed.rows, placed.scale, w13, w13_scale, placed.index)
+    act, act_scale = stages.activate(call_stages, gate_up, placed.index)
+    y = stages.gemm(call_stages, act, act_scale, w2, w2_scale, placed.index)
     out = dgmoe_ops.ops.post_reorder_deepgemm(y, placed.src2dst, weights, hidden_size=call.hidden)
     outputs = [placed, (gate_up,), (act, act_scale), (y,), (out,)]
     for stage, tensors in zip(memory.stages(call, layout), outputs, strict=True):
@@ -215,7 +216,7 @@ def allocated_at_most(run) -> int:
     return most
 
 
-@pytest.mark.parametrize("layout", planning.LAYOUTS)
+@pytest.mark.parametrize("layout", tuple(Layout))
 @pytest.mark.parametrize(("recipe", "target"), KINDS)
 @pytest.mark.parametrize("sizes", SIZES[:2], ids=str)
 def test_peak_is_what_the_allocator_sees(monkeypatch, sizes, recipe, target, layout) -> None:
@@ -223,8 +224,7 @@ def test_peak_is_what_the_allocator_sees(monkeypatch, sizes, recipe, target, lay
     tokens, prepared = inputs(call, target)
     named = {"recipe": recipe, "num_experts": call.experts, "layout": layout}
     # The allocations of a GEMM without the workspace of the CPU kernel: as on CUDA.
-    for name in GEMMS:
-        monkeypatch.setattr(layer, name, getattr(gemm, f"_{name}_fake"))
+    replace_gemms(monkeypatch, lambda name, real: getattr(gemm, f"_{name}_fake"))
 
     def run() -> torch.Tensor:
         return dgmoe_ops.fused_moe_inline(*tokens, *prepared.tensors, **named)
@@ -281,14 +281,14 @@ def test_moved_bytes_by_hand() -> None:
     x, act, gate_up, y = 256 + 8, 128 + 4, 512, 512
     index = 4 * 8
     tokens = 4 * 512
-    assert [part.moved for part in roofline.work(call, "masked", [2, 2, 2, 2])] == [
+    assert [part.moved for part in roofline.work(call, Layout.MASKED, [2, 2, 2, 2])] == [
         tokens + 8 * x + 2 * index,
         8 * (x + gate_up) + 4 * w13,
         8 * (gate_up + act),
         8 * (act + y) + 4 * w2,
         8 * y + 2 * index + tokens,
     ]
-    first = roofline.work(call, "contig", [8, 0, 0, 0])
+    first = roofline.work(call, Layout.CONTIG, [8, 0, 0, 0])
     assert first[0].moved == tokens + 8 * x + 2 * index + 2 * 4 * x
     assert first[1].moved == 8 * (x + gate_up) + w13
 

@@ -15,6 +15,7 @@ import dgmoe_ops  # noqa: E402
 from dgmoe_ops import config  # noqa: E402
 from dgmoe_ops.analysis import memory, workspace  # noqa: E402
 from dgmoe_ops.analysis.workspace import MxGemm  # noqa: E402
+from dgmoe_ops.formats.layouts import Layout  # noqa: E402
 from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.ops import gemm as ops_gemm  # noqa: E402
 
@@ -39,7 +40,7 @@ def test_many_rows_take_two_bytes_a_value_flags_and_tiles(recipe) -> None:
     (2048 - 8) // 128 = 23 segments."""
     scratch = {
         layout: [stage.scratch for stage in memory.stages(call_of(1024, recipe), layout)]
-        for layout in ("masked", "contig")
+        for layout in Layout
     }
     # 8 slabs of 8 units, 256 and 128 columns; four int32 flags a unit; four int32 a tile, and
     # their number
@@ -57,7 +58,7 @@ def test_some_rows_take_a_byte_a_value_factors_and_tiles(recipe, factors) -> Non
     The first GEMM has 256 columns, the second one 128."""
     scratch = {
         layout: [stage.scratch for stage in memory.stages(call_of(256, recipe), layout)]
-        for layout in ("masked", "contig")
+        for layout in Layout
     }
     row = 256 + 2 * 4 * factors  # the factors of 128 columns are fp32
     slabs, segments = {"tiles": 8 * 2 * 16 + 16}, {"tiles": 11 * 16 + 16}
@@ -68,7 +69,7 @@ def test_some_rows_take_a_byte_a_value_factors_and_tiles(recipe, factors) -> Non
 
 
 def test_it_lives_with_the_input_and_the_output_of_its_gemm() -> None:
-    stages = memory.stages(call_of(1024, "mxfp4"), "masked")
+    stages = memory.stages(call_of(1024, "mxfp4"), Layout.MASKED)
     rows, kept = 8 * 1024, 8 * 4 + 1024 * 2 * 4  # masked_m, src2dst
     # mxfp4's activations: a byte a value, a word of scales for up to 512 columns
     x, act = rows * (256 + 4), rows * (128 + 4)
@@ -76,14 +77,14 @@ def test_it_lives_with_the_input_and_the_output_of_its_gemm() -> None:
     assert stages[1].live == x + kept + gate_up + rows * 256 * 2 + 1024 + 1040
     assert stages[2].live == kept + gate_up + act
     assert stages[3].live == kept + act + y + rows * 128 * 2 + 1024 + 1040
-    assert memory.peak(call_of(1024, "mxfp4"), "masked") == stages[1].live == 10528816
+    assert memory.peak(call_of(1024, "mxfp4"), Layout.MASKED) == stages[1].live == 10528816
 
 
 @pytest.mark.parametrize(
     ("recipe", "arch"), [("mxfp4", "cpu"), ("mxfp8", 100), ("fp8_block", 90), ("bf16", 90)]
 )
 def test_other_recipes_and_devices_have_none(recipe, arch) -> None:
-    for layout in ("masked", "contig"):
+    for layout in Layout:
         here = memory.stages(call_of(1024, recipe, arch), layout)
         assert here == memory.stages(call_of(1024, recipe, "cpu"), layout)
         assert not here[1].scratch and not here[3].scratch
@@ -106,7 +107,7 @@ def test_other_recipes_and_devices_have_none(recipe, arch) -> None:
 )
 def test_few_rows_add_nothing(tokens, masked, contig) -> None:
     call = call_of(tokens, "mxfp8")
-    for layout, takes in (("masked", masked), ("contig", contig)):
+    for layout, takes in ((Layout.MASKED, masked), (Layout.CONTIG, contig)):
         stages = memory.stages(call, layout)
         assert [bool(stages[i].scratch) for i in (1, 3)] == [takes] * 2
 
@@ -114,12 +115,12 @@ def test_few_rows_add_nothing(tokens, masked, contig) -> None:
 def test_experts_of_other_ranks_share_the_rows() -> None:
     """The hint counts all experts, slabs those of this rank."""
     few, some, many = (call_of(tokens, "mxfp4", local=2) for tokens in (56, 57, 289))
-    assert not memory.stages(few, "masked")[1].scratch
-    assert memory.stages(some, "masked")[1].scratch == {
+    assert not memory.stages(few, Layout.MASKED)[1].scratch
+    assert memory.stages(some, Layout.MASKED)[1].scratch == {
         "prepared rows": 2 * 256 * (256 + 8),
         "tiles": 5 * 16,
     }
-    assert memory.stages(many, "masked")[1].scratch == {
+    assert memory.stages(many, Layout.MASKED)[1].scratch == {
         "bf16 rows": 2 * 512 * 256 * 2,
         "flags": 2 * 4 * 16,
         "tiles": 9 * 16,

@@ -10,11 +10,11 @@ import pytest
 import torch
 from deep_gemm_stand_in import Library, mx_request
 from deep_gemm_stand_in import pretend as pretend
+from helpers import replace_gemms
 
 import dgmoe_ops
 from dgmoe_ops.backends import deep_gemm, platforms
 from dgmoe_ops.backends.deep_gemm import library
-from dgmoe_ops.layer import fused_moe as layer
 
 ALL_NAMES = tuple(dict.fromkeys(names[0] for names in library.FUNCTION_NAMES.values()))
 TMA_BYTES = 16
@@ -116,8 +116,7 @@ def test_blackwell_gets_what_it_documents(
     w2 = torch.randn(experts, hidden, inter, generator=g).bfloat16()
     target = platforms.platform_of(arch).target
     prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, recipe=recipe, target=target)
-    for name in deep_gemm.OPS[:4]:
-        monkeypatch.setattr(layer, name, through_adapter(name, getattr(layer, name)))
+    replace_gemms(monkeypatch, through_adapter)
     x = torch.randn(tokens, hidden, generator=g).bfloat16()
     ids = torch.tensor([[0, 1]] * tokens)  # expert 2 has no token
     weights = torch.rand(tokens, top_k, generator=g)

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from helpers import replace_gemms
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, config, plan_warmup, warmup
 from dgmoe_ops.backends.deep_gemm import jit_cache, scopes
+from dgmoe_ops.formats.layouts import Layout
 from dgmoe_ops.formats.recipes import RECIPES
-from dgmoe_ops.layer import fused_moe as layer_module
 from dgmoe_ops.testing.layer import layer_inputs
 from dgmoe_ops.warmup.operands import OpRunner, operand_bytes, weight_bytes
 from dgmoe_ops.warmup.plan import layer_calls, layers_of
@@ -171,25 +172,26 @@ def test_operands_are_legal_for_the_ops(recipe, packed) -> None:
 def test_a_layer_calls_what_the_plan_names(monkeypatch) -> None:
     """The plan against the calls that the layer makes, operand by operand."""
     for recipe in RECIPES:
-        for layout in ("masked", "contig"):
+        for layout in Layout:
             for tokens in (1, 7, 300):
                 args, kwargs = layer_inputs(tokens, 6, 2, recipe, "cpu")
                 made = []
-                kind = "bf16" if recipe == "bf16" else "f8f8bf16"
-                op = f"grouped_gemm_nt_{kind}_{layout}"
-                real = getattr(layer_module, op)
 
-                def spy(a, *rest, made=made, real=real, **recipes):
-                    made.append((tuple(a.shape), rest[-1] if isinstance(rest[-1], int) else None))
-                    return real(a, *rest, **recipes)
+                def spying(op, real, made=made):
+                    def spy(a, *rest, **recipes):
+                        hint = rest[-1] if isinstance(rest[-1], int) else None
+                        made.append((op, (tuple(a.shape), hint)))
+                        return real(a, *rest, **recipes)
 
-                monkeypatch.setattr(layer_module, op, spy)
+                    return spy
+
+                replace_gemms(monkeypatch, spying)
                 dgmoe_ops.fused_moe_inline(*args, layout=layout, **kwargs)
                 monkeypatch.undo()
                 prepared = torch.nn.Module()
                 prepared.w13, prepared.w2 = args[3], args[5]
                 plan = plan_warmup(prepared, tokens=[tokens], top_k=2, layouts=layout)
-                assert made == [((*call.rows, call.k), call.expected_m) for call in plan]
+                assert made == [(call.op, ((*call.rows, call.k), call.expected_m)) for call in plan]
 
 
 def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:
@@ -204,10 +206,10 @@ def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:
 
     (layer,) = layers_of(prepared, None, 2, None)
     every = {one.weight: None for one in plan_warmup(prepared, tokens=[300], top_k=2)}
-    both = layer_calls(layer, [(300, 300)], "masked", 128)
+    both = layer_calls(layer, [(300, 300)], Layout("masked"), 128)
     free = max(operand_bytes(one, False) for one in both)
-    assert _fit(layer, [(300, 300)], "masked", 128, every, False, free) == (both, None)
-    assert _fit(layer, [(300, 300)], "masked", 128, {}, False, free)[1].done == 150
+    assert _fit(layer, [(300, 300)], Layout("masked"), 128, every, False, free) == (both, None)
+    assert _fit(layer, [(300, 300)], Layout("masked"), 128, {}, False, free)[1].done == 150
 
 
 def test_other_alignments_are_called_in_their_scope(monkeypatch) -> None:
