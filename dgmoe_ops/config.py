@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from .formats.layout import LAYOUT_ARGUMENTS, Layout
+if TYPE_CHECKING:
+    from .formats.layout import Layout
 
 _ON, _OFF = ("1", "true", "on", "yes"), ("0", "false", "off", "no")
 
@@ -37,6 +38,9 @@ def layout_override() -> Layout | None:
 
     Raises ValueError for any other value.
     """
+    # Imported here because the build reads this file by itself.
+    from .formats.layout import LAYOUT_ARGUMENTS, Layout
+
     value = _text("DGMOE_LAYOUT", "auto").lower()
     if value not in LAYOUT_ARGUMENTS:
         known = ", ".join(LAYOUT_ARGUMENTS)
