@@ -83,9 +83,10 @@ def batch_invariant() -> bool:
 def sanity_check() -> bool:
     """`DGMOE_SANITY_CHECK` (default 0): 1 looks at the contents of tensors before they are used.
 
-    Ids in range, masked_m within the slab, aligned segments, scales that are powers of two where
-    the tensor core takes exponents; the first offending element is named. Waits for the device, so
-    nothing is looked at while a graph is captured.
+    Every index tensor of every op, on CPU and CUDA: ids, token ids and expert maps, masked_m,
+    m_indices, rows to combine. Before a library's GEMM also aligned segments, and scales that are
+    powers of two where the tensor core takes exponents. The first offending element is named. Waits
+    for the device, so nothing is looked at while a graph is captured.
     """
     return switch("DGMOE_SANITY_CHECK", False)
 

@@ -24,10 +24,12 @@ COMMON_MAY_INCLUDE = {
     "async.cuh": set(),
     "layout.h": {"numerics.h"},
     "tensor.h": {"numerics.h", "layout.h"},
-    "check.h": {"numerics.h", "layout.h", "tensor.h"},
+    "sanity.h": {"numerics.h", "env.h", "layout.h", "tensor.h"},
+    "check.h": {"numerics.h", "layout.h", "tensor.h", "sanity.h"},
     "output.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
-    "cuda.cuh": {"numerics.h", "env.h", "async.cuh", "layout.h", "tensor.h", "check.h"},
+    "cuda.cuh": {"numerics.h", "env.h", "async.cuh", "layout.h", "tensor.h", "sanity.h", "check.h"},
+    "sanity.cuh": {"sanity.h", "cuda.cuh"},
 }
 TORCH_FREE = ("numerics.h", "layout.h", "async.cuh")
 MAX_LINES = 400

@@ -94,10 +94,11 @@ inline ActivationParams situ_activation(const Check& check, double beta, double 
           check.positive_float32("beta", beta), check.positive_float32("linear_beta", linear_beta)};
 }
 
+// `padded` says that padding within a tile of `alignment` rows is written.
 inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
                              const std::optional<Tensor>& masked_m,
                              const std::optional<Tensor>& m_indices, int64_t alignment,
-                             const GatedOptions& options) {
+                             const GatedOptions& options, bool padded) {
   check.dtype("gate_up", gate_up, {ScalarType::BFloat16});
   const bool batched = masked_m.has_value();
   check.dim("gate_up", gate_up, batched ? 3 : 2,
@@ -115,6 +116,7 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
     check.size("masked_m", *masked_m, 0, gate_up.size(0), "the experts of gate_up");
     check.same_device("masked_m", *masked_m, "gate_up", gate_up);
     check.contiguous("masked_m", *masked_m);
+    check.counts("masked_m", *masked_m, "rows", gate_up.size(1));
   }
   if (m_indices.has_value()) {
     check.that(!batched, "m_indices", "be None when masked_m is given", "both");
@@ -141,6 +143,10 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
     check.same_device("bias", *options.bias, "gate_up", gate_up);
     check.that(batched || m_indices.has_value(), "m_indices", "be given with a bias", "None");
     bias = with_aligned_rows(*options.bias);
+  }
+  if (m_indices.has_value()) {
+    check.indices("m_indices", *m_indices, "experts", bias.has_value() ? bias->size(0) : kEveryId,
+                  padded ? alignment : 0);
   }
   Tensor in = with_aligned_rows(gate_up);
   GatedPlan plan{static_cast<const uint16_t*>(data_of(in)),
@@ -178,7 +184,7 @@ inline GatedBf16Call plan_gated_bf16(const Check& check, const Tensor& gate_up,
                                      const std::optional<Tensor>& masked_m,
                                      const std::optional<Tensor>& m_indices,
                                      const GatedOptions& options) {
-  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows, options);
+  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows, options, false);
   Tensor out = empty(masked_m.has_value() ? Sizes{in.plan.batches, in.plan.rows, in.plan.inter}
                                           : Sizes{in.plan.rows, in.plan.inter},
                      ScalarType::BFloat16, gate_up);

@@ -29,7 +29,7 @@ inline GatedQuantCall plan_gated_quant(const Check& check, const Tensor& gate_up
                                        const GatedOptions& options) {
   check.group_size(group_size);
   const ScaleLayout form = check.scale_layout(scale_layout);
-  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, alignment, options);
+  GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, alignment, options, true);
   const bool batched = masked_m.has_value();
   const int64_t inter = in.plan.inter;
   Tensor q =

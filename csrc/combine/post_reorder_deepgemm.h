@@ -37,7 +37,7 @@ inline WeightedRowsCall plan_post_reorder_deepgemm(
   std::vector<NamedTensor> others;
   if (topk_ids.has_value()) {
     others.push_back({"topk_ids", *topk_ids});
-    check.ids("topk_ids", *topk_ids, "y", y);
+    check.expert_ids("topk_ids", *topk_ids, "y", y);
     check.that(src2dst.dim() == 2 && topk_ids->size(0) == src2dst.size(0) &&
                    topk_ids->size(1) == src2dst.size(1),
                "topk_ids", "have the shape of src2dst, " + shape_text(src2dst),

@@ -57,9 +57,11 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
                                            const std::vector<NamedTensor>& others = {}) {
   check.dtype("y", y, {ScalarType::BFloat16});
   if (y.dim() != 3) check.dim("y", y, 2, "(rows, hidden) or (experts, m, hidden)");
+  const int64_t y_rows = y.dim() == 3 ? y.size(0) * y.size(1) : y.size(0);
   check.ids(rows_arg, rows, "y", y);
+  check.indices(rows_arg, rows, "rows of y", y_rows);
   if (topk_ids.has_value()) {
-    check.ids("topk_ids", *topk_ids, "y", y);
+    check.expert_ids("topk_ids", *topk_ids, "y", y);
     check.size("topk_ids", *topk_ids, 0, rows.size(0), "the tokens");
     check.size("topk_ids", *topk_ids, 1, rows.size(1), "the slots of a token");
   }
@@ -85,7 +87,7 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   const bool flat = y.dim() == 2 || single || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));
   WeightedRowsPlan plan{static_cast<const uint16_t*>(data_of(in)),
-                        y.dim() == 3 ? y.size(0) * y.size(1) : y.size(0),
+                        y_rows,
                         in.stride(single ? 0 : in.dim() - 2),
                         id_matrix(rows),
                         topk_ids.has_value() ? id_matrix(*topk_ids) : IdMatrix{},

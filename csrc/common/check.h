@@ -11,7 +11,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "tensor.h"
+#include "sanity.h"
 
 namespace dgmoe {
 
@@ -32,9 +32,12 @@ inline std::string device_text(const Tensor& tensor) {
   return (type == aoti_torch_device_type_cuda() ? "cuda:" : "device:") + std::to_string(index);
 }
 
+// Expert ids are below this; any of them may be another rank's.
+constexpr int64_t kEveryId = int64_t{INT32_MAX} + 1;
+
 class Check {
  public:
-  explicit Check(const char* op) : op_(op) {}
+  explicit Check(const char* op) : op_(op), sanity_(sanity_check()) {}
 
   // The general form; `must` completes "<arg> must ...".
   template <typename Got>
@@ -125,6 +128,13 @@ class Check {
     same_device(arg, tensor, reference_arg, reference);
   }
 
+  // The same of expert ids over all ranks.
+  void expert_ids(const char* arg, const Tensor& tensor, const char* reference_arg,
+                  const Tensor& reference) const {
+    ids(arg, tensor, reference_arg, reference);
+    indices(arg, tensor, "expert ids", kEveryId);
+  }
+
   ScaleLayout scale_layout(int64_t value) const {
     that(value >= 0 && value <= 2, "scale_layout",
          "be 0 (fp32 row-major), 1 (fp32 MN-major) or 2 (packed UE8M0)", value);
@@ -165,8 +175,46 @@ class Check {
     that(false, arg, must.str(), shape_text(tensor));
   }
 
+  // ---- in the sanity mode, contents of index tensors; the first wrong value is named ----
+
+  // Each value is one of `count` things, or -1. With `block`, in every block of so many rows those
+  // that have one stand before those that have none.
+  void indices(const char* arg, const Tensor& tensor, const char* things, int64_t count,
+               int64_t block = 0) const {
+    if (!sanity_) return;
+    const auto wrong = first_wrong_index(index_range(tensor, -1, count - 1, block), tensor);
+    if (!wrong.has_value()) return;
+    const std::string thing = std::string("hold ") + things;
+    if (wrong->in_range) {
+      that(false, arg,
+           thing + " in front of the padding in each block of " + std::to_string(block) + " rows",
+           index_text(tensor, *wrong) + " after -1");
+    }
+    that(false, arg, thing + " below " + std::to_string(count) + ", or -1",
+         index_text(tensor, *wrong));
+  }
+
+  // Each value is a number of things, from 0 to `most`.
+  void counts(const char* arg, const Tensor& tensor, const char* things, int64_t most) const {
+    if (!sanity_) return;
+    const auto wrong = first_wrong_index(index_range(tensor, 0, most, 0), tensor);
+    if (!wrong.has_value()) return;
+    that(false, arg, "hold between 0 and " + std::to_string(most) + " " + things,
+         index_text(tensor, *wrong));
+  }
+
+  // Each value is below `end`; any negative one is none.
+  void below(const char* arg, const Tensor& tensor, const char* things, int64_t end) const {
+    if (!sanity_) return;
+    const auto wrong = first_wrong_index(index_range(tensor, INT64_MIN, end - 1, 0), tensor);
+    if (!wrong.has_value()) return;
+    that(false, arg, std::string("hold ") + things + " below " + std::to_string(end),
+         index_text(tensor, *wrong));
+  }
+
  private:
   const char* op_;
+  bool sanity_;  // DGMOE_SANITY_CHECK, which makes ops look at the contents of index tensors
 };
 
 }  // namespace dgmoe

@@ -7,7 +7,7 @@
 #include <torch/csrc/stable/macros.h>
 
 #include "async.cuh"
-#include "env.h"
+#include "sanity.h"
 #include "tensor.h"
 
 namespace dgmoe {
@@ -33,9 +33,6 @@ class CudaScope {
   torch::stable::accelerator::DeviceGuard guard_;
   cudaStream_t stream_ = nullptr;
 };
-
-// DGMOE_SANITY_CHECK: whether ops look at the contents of tensors, which waits for the device.
-inline bool sanity_check() { return env_flag("DGMOE_SANITY_CHECK"); }
 
 // Streaming multiprocessors of the current device; asked once a device.
 inline int multiprocessors() {

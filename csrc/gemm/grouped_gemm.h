@@ -164,6 +164,11 @@ inline void plan_rows(const Check& check, GroupedGemmPlan& plan, const Tensor& a
              plan.masked() ? "the experts of a" : "the rows of a");
   check.same_device(info_arg, info, "a", a);
   check.contiguous(info_arg, info);
+  if (plan.masked()) {
+    check.counts(info_arg, info, "rows", plan.m);
+  } else {
+    check.indices(info_arg, info, "experts", plan.experts);
+  }
   plan.row_info = static_cast<const int32_t*>(data_of(info));
 }
 

@@ -2,7 +2,7 @@
 //   a           [experts, m, k] bfloat16, contiguous
 //   b           [experts, n, k] bfloat16, contiguous
 //   masked_m    [experts] int32 valid rows
-//   expected_m  a hint at the rows an expert has, at least 1; never changes the result
+//   expected_m  a hint at the rows an expert has, from 1 to 2^31 - 1; never changes the result
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
 // fp32 accumulation, one rounding to bf16.
@@ -26,6 +26,7 @@ inline GroupedGemmCall plan_grouped_gemm_nt_bf16_masked(const Tensor& a, const T
   const Check check("grouped_gemm_nt_bf16_masked");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::BFloat16, GemmLayout::kMasked);
   check.at_least("expected_m", expected_m, 1);
+  check.count("expected_m", expected_m);
   plan.expected_m = expected_m;
   plan_rows(check, plan, a, "masked_m", masked_m);
   return plan_output(check, plan, ScalarType::BFloat16, out,

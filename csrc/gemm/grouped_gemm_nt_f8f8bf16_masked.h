@@ -6,7 +6,7 @@
 //   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
 //               [experts, n, ceil(k / 512)], any strides; for int8 b packed, ceil(k / 128) words
 //   masked_m    [experts] int32 valid rows
-//   expected_m  a hint at the rows an expert has, at least 1; never changes the result
+//   expected_m  a hint at the rows an expert has, from 1 to 2^31 - 1; never changes the result
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
 //               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed, or (1, 128)
 //               and (1, 32) for int8 b; MXFP8 is (1, 32) twice
@@ -37,6 +37,7 @@ inline GroupedGemmCall plan_grouped_gemm_nt_f8f8bf16_masked(
       plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kMasked, true);
   plan_scales(check, plan, a, a_scale, b_scale, recipe_a, recipe_b);
   check.at_least("expected_m", expected_m, 1);
+  check.count("expected_m", expected_m);
   plan.expected_m = expected_m;
   plan_rows(check, plan, a, "masked_m", masked_m);
   return plan_output(

@@ -54,7 +54,7 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
   check.that(x_scale.has_value() == quantized, "x_scale",
              "be given for float8_e4m3fn x and only for it",
              x_scale.has_value() ? "a tensor" : "None");
-  check.ids("topk_ids", topk_ids, "x", x);
+  check.expert_ids("topk_ids", topk_ids, "x", x);
   check.size("topk_ids", topk_ids, 0, x.size(0), "the tokens of x");
   check.count("num_local_experts", num_local_experts);
   check.at_least("expert_start", expert_start, 0);

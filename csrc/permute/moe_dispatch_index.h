@@ -58,7 +58,7 @@ inline MoeDispatchIndexCall plan_moe_dispatch_index(const Tensor& topk_ids,
                                                     int64_t num_local_experts, int64_t m_max,
                                                     int64_t expert_start) {
   const Check check("moe_dispatch_index");
-  check.ids("topk_ids", topk_ids, "topk_ids", topk_ids);
+  check.expert_ids("topk_ids", topk_ids, "topk_ids", topk_ids);
   return plan_dispatch_index(check, topk_ids, num_local_experts, m_max, expert_start);
 }
 

@@ -45,7 +45,7 @@ inline MoeEpDeepgemmPreprocessCall plan_moe_ep_deepgemm_preprocess(
   const Check check("moe_ep_deepgemm_preprocess");
   check.dtype("hidden_states", hidden_states, {ScalarType::BFloat16});
   check.dim("hidden_states", hidden_states, 2, "(tokens, hidden)");
-  check.ids("topk_ids", topk_ids, "hidden_states", hidden_states);
+  check.expert_ids("topk_ids", topk_ids, "hidden_states", hidden_states);
   check.size("topk_ids", topk_ids, 0, hidden_states.size(0), "the tokens of hidden_states");
   if (group_size != 0) check.group_size(group_size);
   const ScaleLayout form = check.scale_layout(scale_layout);

@@ -132,6 +132,7 @@ inline void check_gate(const Check& check, const Tensor& logits, const GateArgum
     check.dtype("num_tokens", num_tokens, {ScalarType::Int, ScalarType::Long});
     check.that(num_tokens.numel() == 1, "num_tokens", "hold one integer", shape_text(num_tokens));
     check.same_device("num_tokens", num_tokens, "logits", logits);
+    check.counts("num_tokens", num_tokens, "rows of logits", logits.size(0));
   }
   if (args.expert_map.has_value()) {
     const Tensor& map = *args.expert_map;
@@ -141,6 +142,7 @@ inline void check_gate(const Check& check, const Tensor& logits, const GateArgum
     check.size("expert_map", map, 0, logits.size(1) + args.num_fused_shared,
                "routed and fused shared experts");
     check.same_device("expert_map", map, "logits", logits);
+    if (args.num_counts > 0) check.below("expert_map", map, "ids", args.num_counts);
   }
 }
 

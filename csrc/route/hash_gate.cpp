@@ -12,10 +12,10 @@ void look_up(const HashGatePlan& plan, int64_t real) {
   const GatePlan& gate = plan.gate;
   for (int64_t token = 0; token < gate.tokens && token < real; ++token) {
     const int64_t token_id = plan.token_ids(token, 0);
-    if (!plan.knows_token(token_id)) refuse_token(plan, token_id);
+    if (!plan.knows_token(token_id)) refuse_token(plan, token, token_id);
     for (int64_t j = 0; j < gate.top_k; ++j) {
       const int64_t expert = plan.table(token_id, j);
-      if (!plan.knows_expert(expert)) refuse_expert(plan, expert);
+      if (!plan.knows_expert(expert)) refuse_expert(plan, token_id, j, expert);
       gate.ids[token * gate.width() + j] = static_cast<int32_t>(expert);
     }
   }

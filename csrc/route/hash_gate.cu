@@ -1,5 +1,6 @@
 #include "hash_gate.h"
 
+#include "../common/sanity.cuh"
 #include "gate.cuh"
 
 namespace dgmoe {
@@ -46,33 +47,19 @@ __global__ void __launch_bounds__(kThreads)
   atomicMin(first, static_cast<unsigned long long>(token * (gate.top_k + 1) + slot));
 }
 
-int64_t fetch(const IdMatrix& ids, int64_t row, int64_t column) {
-  const int64_t offset = row * ids.row_stride + column * ids.column_stride;
-  const size_t size = ids.is_int64 ? sizeof(int64_t) : sizeof(int32_t);
-  const char* at = static_cast<const char*>(ids.data) + offset * static_cast<int64_t>(size);
-  int64_t wide = 0;
-  int32_t narrow = 0;
-  void* out = ids.is_int64 ? static_cast<void*>(&wide) : static_cast<void*>(&narrow);
-  STD_CUDA_CHECK(cudaMemcpy(out, at, size, cudaMemcpyDeviceToHost));
-  return ids.is_int64 ? wide : narrow;
-}
-
 // Refuses ids that name nothing. Waits for the device.
 void check_ids(const CudaScope& scope, const HashGatePlan& plan, const Tensor& like) {
-  Tensor first = empty({1}, ScalarType::Long, like);
-  auto* at = static_cast<unsigned long long*>(mutable_data_of(first));
-  STD_CUDA_CHECK(cudaMemsetAsync(at, 0xff, sizeof(*at), scope.stream()));
+  FirstFound first(scope, like);
   const unsigned grid = static_cast<unsigned>(ceil_div(plan.gate.tokens, kThreads));
-  DGMOE_LAUNCH(first_unknown_kernel, grid, kThreads, 0, scope, plan, at);
-  int64_t found = 0;
-  STD_CUDA_CHECK(
-      cudaMemcpyAsync(&found, at, sizeof(found), cudaMemcpyDeviceToHost, scope.stream()));
-  STD_CUDA_CHECK(cudaStreamSynchronize(scope.stream()));
-  if (found < 0) return;  // all bits set
+  DGMOE_LAUNCH(first_unknown_kernel, grid, kThreads, 0, scope, plan, first.cell());
+  const int64_t found = first.wait();
+  if (found < 0) return;
   const int64_t slots = plan.gate.top_k + 1;
-  const int64_t token_id = fetch(plan.token_ids, found / slots, 0);
-  if (found % slots == 0) refuse_token(plan, token_id);
-  refuse_expert(plan, fetch(plan.table, token_id, found % slots - 1));
+  const int64_t token = found / slots;
+  const int64_t token_id = fetch(scope, plan.token_ids, token, 0);
+  if (found % slots == 0) refuse_token(plan, token, token_id);
+  const int64_t column = found % slots - 1;
+  refuse_expert(plan, token_id, column, fetch(scope, plan.table, token_id, column));
 }
 
 std::tuple<Tensor, Tensor, Tensor> hash_gate_cuda(

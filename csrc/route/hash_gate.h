@@ -29,14 +29,17 @@ struct HashGatePlan {
   DGMOE_HD bool knows_expert(int64_t id) const { return id >= 0 && id < gate.experts; }
 };
 
-inline void refuse_token(const HashGatePlan& plan, int64_t got) {
+// What a row or a table entry names nothing by.
+inline void refuse_token(const HashGatePlan& plan, int64_t row, int64_t got) {
   Check("hash_gate")
       .that(false, "token_ids", "be rows of the table, 0 to " + std::to_string(plan.vocabulary - 1),
-            got);
+            std::to_string(got) + " at [" + std::to_string(row) + "]");
 }
-inline void refuse_expert(const HashGatePlan& plan, int64_t got) {
+inline void refuse_expert(const HashGatePlan& plan, int64_t row, int64_t column, int64_t got) {
   Check("hash_gate")
-      .that(false, "table", "hold expert ids, 0 to " + std::to_string(plan.gate.experts - 1), got);
+      .that(false, "table", "hold expert ids, 0 to " + std::to_string(plan.gate.experts - 1),
+            std::to_string(got) + " at [" + std::to_string(row) + ", " + std::to_string(column) +
+                "]");
 }
 
 struct HashGateCall {

@@ -274,19 +274,10 @@ def sane(monkeypatch):
 
 
 def test_contents_are_not_looked_at_by_default(pretend):
-    library = pretend(Library(MASKED))
-    backend.run(request(info=torch.tensor([0, 999], dtype=torch.int32)))
+    library = pretend(Library(CONTIG))
+    mixed = torch.arange(256, dtype=torch.int32) % 2
+    backend.run(request(F8_CONTIG, m=256, info=mixed))
     assert library.calls
-
-
-def test_masked_m_past_the_slab_is_named(pretend, sane):
-    library = pretend(Library(MASKED))
-    backend.run(request(info=torch.tensor([0, 128], dtype=torch.int32)))
-    assert library.calls
-    for bad in (129, -1):
-        match = rf"masked_m must hold between 0 and m = 128 rows, got {bad} at \[1\]"
-        with pytest.raises(ValueError, match=match):
-            backend.run(request(info=torch.tensor([0, bad], dtype=torch.int32)))
 
 
 def test_m_indices_are_looked_at_in_blocks(pretend, sane):
@@ -297,10 +288,6 @@ def test_m_indices_are_looked_at_in_blocks(pretend, sane):
     backend.run(request(F8_CONTIG, m=256, info=good))
     assert library.calls
     calls = len(library.calls)
-    unknown = good.clone()
-    unknown[7] = 2
-    with pytest.raises(ValueError, match=r"hold experts below 2, or -1, got 2 at \[7\]"):
-        backend.run(request(F8_CONTIG, m=256, info=unknown))
     mixed = good.clone()
     mixed[120] = 0
     with pytest.raises(ValueError, match=r"one expert in each .*block.* got 0 at \[120\] after 1"):

@@ -52,6 +52,7 @@ def test_refusals(device) -> None:
         ("masked_m", c.masked_m[:2]),
         ("masked_m", strided(c.masked_m)),
         ("expected_m", 0),
+        ("expected_m", 2**31),
     ]:
         with refused(NAME, arg):
             gemm(**(good | {arg: bad}))

@@ -120,6 +120,7 @@ def test_refusals(device) -> None:
         ("masked_m", c.masked_m[:2]),
         ("masked_m", c.masked_m[None]),
         ("expected_m", 0),
+        ("expected_m", 2**31),
     ]:
         with refused(NAME, arg):
             run(c, **{arg: bad})

@@ -132,9 +132,9 @@ def test_sanity_mode_names_the_element(pretend, launched, monkeypatch):  # noqa:
     pretend(Library(MASKED))
     monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
     monkeypatch.setattr("dgmoe_ops._sanity.looks_at", lambda tensor: True)
-    made = mx_request(F8_MASKED, "mxfp4")
-    made.info[1] = 999
-    with pytest.raises(ValueError, match="masked_m must hold between 0 and m = 128 rows, got 999"):
+    made = mx_request(F8_CONTIG, "mxfp4")
+    made.info[:2] = torch.tensor([1, 0])
+    with pytest.raises(ValueError, match=r"one expert in each .*block.* got 0 at \[1\] after 1"):
         entry.run(made)
 
 
