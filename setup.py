@@ -15,8 +15,25 @@ import shutil
 from pathlib import Path
 
 from setuptools import setup
-from torch.utils import cpp_extension
-from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+BUILDS_WITH = (2, 13)  # the oldest PyTorch whose headers have what the sources use
+HINT = (
+    "install it (pip install 'torch>=2.13'), then build in that environment:"
+    " pip install --no-build-isolation <this package>"
+)
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+    from torch.utils.cpp_extension import BuildExtension, CppExtension
+except ImportError as error:
+    raise SystemExit(
+        f"dgmoe_ops: building needs PyTorch 2.13 or newer, got none; {HINT}"
+    ) from error
+if tuple(map(int, torch.__version__.split(".")[:2])) < BUILDS_WITH:
+    raise SystemExit(
+        f"dgmoe_ops: building needs PyTorch 2.13 or newer, got {torch.__version__}; {HINT}"
+    )
 
 ROOT = Path(__file__).parent
 # The package's own reader of switches, without importing the package, which needs the libraries.

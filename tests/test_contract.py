@@ -64,7 +64,7 @@ def test_a_half_added_op_is_rejected() -> None:
         "wrapper signature",
         "test file",
         "benchmark",
-        "README row",
+        "reference row",
     ]
     assert with_kernel == [part for part in nothing if part != "CPU kernel"]
     assert with_fake == [part for part in with_kernel if part != "fake kernel"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 from deep_gemm_stand_in import mx_request, request
@@ -91,34 +90,6 @@ def test_every_cell_has_one_backend() -> None:
     assert rests == {("SM90", "dgmoe_ops"): "Triton"}
     assert platforms.backend_of(90, "fp8_block", "masked", "block_fp32") == "DeepGEMM"
     assert platforms.backend_of(80, "bf16", "masked", "none") is None
-
-
-README = Path(__file__).parent.parent / "README.md"
-FORMS = {"block_fp32": "fp32", "packed_ue8m0": "packed UE8M0"}
-
-
-@pytest.mark.parametrize("recipe", platforms.RECIPES)
-def test_the_readme_says_what_the_table_says(recipe) -> None:
-    (line,) = (
-        line
-        for line in README.read_text().splitlines()
-        if line.startswith(f"| grouped GEMMs, {recipe} |")
-    )
-    columns = [cell.strip() for cell in line.split("|")[2:-1]]
-    for text, archs in zip(columns, (("cpu",), (90,), (100, 120)), strict=True):
-        for arch in archs:
-            runs = [c for c in platforms.platform_of(arch).cells if c.recipe == recipe]
-            assert runs or f"{platforms.arch_name(arch)}: -" in text
-            for cell in runs:
-                name = platforms.backend_of(arch, *cell)
-                assert ("our kernel" if name == "dgmoe_ops" else name) in text
-                backends = platforms.platform_of(arch).backends
-                (rest,) = [b.rest for b in backends if cell in b.cells]
-                assert (rest or "") in text and (rest or "Triton" not in text)
-                assert FORMS.get(cell.scale_layout, "") in text
-            forms = {cell.scale_layout for cell in runs}
-            others = [said for form, said in FORMS.items() if form not in forms]
-            assert forms <= {"none"} or not any(said in text for said in others)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ layer's."""
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -349,21 +348,6 @@ def test_plot_draws_a_random_and_a_given_routing(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "must have 4 tokens of 2 ids, got (1, 2)" in done.output
     ids.write_text("no list")
     assert invoke("--plot", str(tmp_path / "x.svg"), "--routing", str(ids)).exit_code == 2
-
-
-def test_the_readme_shows_a_real_plan() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    shape = r"^\$ python -m dgmoe_ops (plan .*) --plot .*\n((?:.+\n)+)Drawn: "
-    command, shown = re.search(shape, text, re.MULTILINE).groups()
-    done = CliRunner().invoke(main, command.split())
-    assert [line.rstrip() for line in done.output.splitlines()] == shown.splitlines()
-    weights, floors = [], []
-    for recipe in ("bf16", "mxfp8", "mxfp4"):
-        output = CliRunner().invoke(main, [*command.split(), "--recipe", recipe]).output
-        weights += re.findall(r"Weights on this rank: ([\d.]+) MiB", output)
-        floors += re.findall(r"Floor of the layer: ([\d.]+) us", output)
-    figures = f"{', '.join(weights[:2])} and {weights[2]} MiB and its floors"
-    assert f"{figures} {', '.join(floors[:2])} and {floors[2]} us" in text
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -76,11 +74,3 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         main, ["warmup", *SIZES, "--tokens", "1", "--device", "cpu", "--json"]
     )
     assert json.loads(done.stdout)["calls"] == 0
-
-
-def test_the_readme_shows_a_real_dry_run() -> None:
-    text = (Path(__file__).parents[2] / "README.md").read_text()
-    found = re.search(r"^\$ python -m dgmoe_ops (warmup .*)\n((?:.+\n)+)```", text, re.MULTILINE)
-    command, shown = found.groups()
-    done = CliRunner().invoke(main, command.split())
-    assert [line.rstrip() for line in done.output.splitlines()] == shown.splitlines()

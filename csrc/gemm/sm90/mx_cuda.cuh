@@ -1,0 +1,52 @@
+// What our own kernels of the MX recipes on Hopper have in common on the host: who takes a product,
+// and what they are told of it.
+#pragma once
+
+#include <type_traits>
+
+#include "../../common/cuda.cuh"
+#include "../grouped_gemm.h"
+#include "mx_product.cuh"
+
+namespace dgmoe {
+
+constexpr int kMaxDevices = 64;
+
+inline bool on_16_bytes(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
+
+// The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
+// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
+// at most.
+bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
+
+// run_mx_product asks one of these for d, and each tells whether it took the product: few_rows_cuda.cu
+// first, where an expert has at most so many rows, given how many it is expected to have.
+constexpr int64_t kFewRowsMost = 14;
+bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan, int device, int64_t rows);
+// Then some_rows_cuda.cu, where it has at most so many. Allocates a's rows once more, 8 GiB at most;
+// false where a slab or all segments take more.
+constexpr int64_t kSomeRowsMost = 72;
+bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                   int device);
+// Else many_rows_cuda.cu: the same, with a's rows as bf16.
+bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                   int device);
+
+// What kernels are told of a product whose sizes fit.
+MxPlan mx_plan(const GroupedGemmPlan& plan);
+
+// Calls with whether b is FP4 and whether a has scales of 32 columns, as types.
+template <typename Call>
+void for_mx_recipe(const GroupedGemmPlan& plan, Call call) {
+  if (plan.b_fp4) {
+    call(std::true_type{}, std::false_type{});
+  } else if (plan.a_gran_k == 32) {
+    call(std::false_type{}, std::true_type{});
+  } else {
+    call(std::false_type{}, std::false_type{});
+  }
+}
+
+}  // namespace dgmoe
