@@ -10,7 +10,8 @@ from typing import NoReturn
 from ..formats.weights import WeightFormat
 
 _SHOWN = 6  # names that an error lists before it counts the rest
-_NUMBER = re.compile(r"^experts\.(\d+)\.")
+# As layouts write numbers; anything else is a name that no layout has.
+_NUMBER = re.compile(r"^experts\.(0|[1-9][0-9]{0,17})\.")
 _EXPERTS = "experts.{}"  # stands for every expert's number
 ROUTED = "experts"  #: the group of the routed experts
 
@@ -53,6 +54,11 @@ class Layout:
     def fused(self) -> bool:
         """Whether a tensor holds all experts."""
         return self.w2 == _FUSED[1]
+
+    @property
+    def numbered(self) -> bool:
+        """Whether each expert has tensors of its own, with its number in their names."""
+        return "{}" in self.w2
 
     def of_group(self, group: str) -> Layout:
         """The same names for one expert in a group without numbers."""
@@ -142,14 +148,12 @@ def shortened(names: Iterable[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def _patterns(names: Iterable[str]) -> tuple[set[str], int]:
-    """Names with "{}" for the number, and one more than the greatest number."""
-    patterns, experts = set(), 0
-    for name in names:
-        number = _NUMBER.match(name)
-        experts = max(experts, int(number[1]) + 1) if number else experts
-        patterns.add(_NUMBER.sub(_EXPERTS + ".", name))
-    return patterns, experts
+def pattern_of(name: str) -> tuple[str, int | None]:
+    """A name with "{}" for the expert's number, and that number, of one that has it."""
+    number = _NUMBER.match(name)
+    if number is None:
+        return name, None
+    return f"{_EXPERTS}.{name[number.end() :]}", int(number[1])
 
 
 def below(prefix: str, group: str, names: Iterable[str]) -> list[str]:
@@ -182,7 +186,9 @@ def choose(prefix: str, group: str, names: list[str], layout: str | None) -> tup
     `layout` names it instead of telling it. Experts with tensors of their own count to the greatest
     number; a tensor that holds all experts counts 0, a group that is one expert 1.
     """
-    patterns, experts = _patterns(names)
+    split = [pattern_of(name) for name in names]
+    patterns = {pattern for pattern, _ in split}
+    experts = 1 + max((number for _, number in split if number is not None), default=-1)
     layouts = LAYOUTS
     if group != ROUTED:
         experts = 1
@@ -203,7 +209,7 @@ def choose(prefix: str, group: str, names: list[str], layout: str | None) -> tup
         chosen = max(fits, key=lambda one: len(one.required))
     extra = patterns - chosen.known
     if extra:
-        named = [name for name in names if _NUMBER.sub(_EXPERTS + ".", name) in extra]
+        named = [name for name in names if pattern_of(name)[0] in extra]
         where = f"the tensors below {f'{prefix}.' if prefix else ''}{group}"
         fail(where, f"be those of layout {chosen.name}", f"{shortened(named)} too")
     return chosen, experts

@@ -9,7 +9,7 @@ import torch
 
 from ..formats.layouts import MX_GROUP, WEIGHT_BLOCK, ceil_div
 from ..formats.weights import EXPONENTS, WeightFormat, name, weight_dtypes
-from .names import Layout, fail, shortened
+from .names import Layout, fail, pattern_of
 from .source import Files, Info
 
 _FLOAT_SCALES = (torch.float32, torch.bfloat16)  # a bfloat16 scale widens exactly
@@ -119,16 +119,27 @@ def check_bias(files: Files, tensor: str, matrix: Matrix, weight: str) -> None:
     _check(files, tensor, _BIAS_DTYPES, [(matrix.experts, matrix.rows)], why)
 
 
-def check_complete(files: Files, prefix: str, layout: Layout, experts: range) -> None:
-    """Refuse a layer that lacks tensors of these experts."""
+def check_complete(
+    files: Files, prefix: str, layout: Layout, experts: range, why: str = ""
+) -> None:
+    """Refuse a layer that lacks tensors of these experts, naming the first.
+
+    Takes time by the tensors that are there, however many experts are asked for.
+    """
     names = set(files.names)
-    numbers = (0,) if layout.fused else experts
-    wanted = [prefix + one.format(e) for e in numbers for one in sorted(layout.required)]
-    lacks = [one for one in wanted if one not in names]
-    if lacks:
-        whose = "" if layout.fused else f" of experts {experts.start} to {experts.stop - 1}"
-        must = f"have the {len(wanted)} tensors{whose} in layout {layout.name}"
-        fail("the checkpoint", must, f"one without {shortened(lacks)}")
+    numbers = range(1) if layout.fused else experts
+    required = sorted(layout.required)
+    wanted = (prefix + one.format(e) for e in numbers for one in required)
+    first = next((one for one in wanted if one not in names), None)
+    if first is None:
+        return
+    split = (pattern_of(name[len(prefix) :]) for name in names if name.startswith(prefix))
+    there = sum(one in required and (e is None or e in numbers) for one, e in split)
+    count = (numbers.stop - numbers.start) * len(required)  # past what len() takes
+    whose = "" if layout.fused else f" of experts {experts.start} to {experts.stop - 1}"
+    more = f" and {count - there - 1} more" if count - there > 1 else ""
+    must = f"have the {count} tensors{whose} in layout {layout.name}{why}"
+    fail("the checkpoint", must, f"one without {first}{more}")
 
 
 @dataclass(frozen=True)
@@ -188,6 +199,8 @@ def describe(files: Files, prefix: str, layout: Layout, experts: int, first: int
     rows, elements = info.shape[layout.fused : layout.fused + 2]
     if layout.transposed:
         rows, elements = elements, rows
+    if 0 in info.shape:
+        fail(weight, "have no empty dimension", info.shape)
     halves = 1 if len(layout.w13) == 2 else 2
     if rows % halves:
         fail(weight, "have as many rows of gate as of up", info.shape)

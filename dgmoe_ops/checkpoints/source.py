@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import shards
 from .names import fail, shortened
 
 _INDEX = ".safetensors.index.json"
@@ -44,8 +45,12 @@ def _safe_open(path: Path):
         raise ModuleNotFoundError(
             'dgmoe_ops.load_moe_layer needs safetensors: pip install "safetensors>=0.6"'
         ) from e
+    if path.is_dir():
+        fail(str(path), "be a safetensors file", "a folder")
     try:
         return safe_open(path, framework="pt", device="cpu")
+    except OSError as e:
+        raise type(e)(f"dgmoe_ops.load_moe_layer: {path} must be readable, got {e}") from e
     except SafetensorError as e:
         raise ValueError(f"dgmoe_ops.load_moe_layer: {path} must be safetensors, got {e}") from e
 
@@ -58,14 +63,26 @@ class Files:
 
     Attributes:
         names: of all tensors.
+        folder: in which the files are.
+        missing: where a single file is given and its name counts others that belong to it, the
+            first of those, present or not.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Find the files and read their names of tensors, or those of the index.
+
+        Raises:
+            ValueError: an index is malformed or leads out of its folder, a file is no safetensors
+                file, or a tensor is in two files.
+            FileNotFoundError: there is no such path, or a folder without an index lacks a shard.
+        """
         self._open_files: dict[Path, object] = {}
         self._stack = contextlib.ExitStack()
         path = Path(path)
         if not path.exists():
             raise FileNotFoundError(f"dgmoe_ops.load_moe_layer: no file or folder {path}")
+        self.folder = path if path.is_dir() else path.parent
+        self.missing: str | None = None
         try:
             self._file_of = self._find(path)
         except BaseException:
@@ -82,8 +99,11 @@ class Files:
 
     def _find(self, path: Path) -> dict[str, Path]:
         """The file of every tensor."""
-        if path.is_file():
-            return self._indexed(path) if path.name.endswith(_INDEX) else self._listed([path])
+        if not path.is_dir():
+            if path.name.endswith(_INDEX):
+                return self._indexed(path)
+            self.missing = next(iter(shards.siblings_missing([path])), None)
+            return self._listed([path])
         index = path / f"model{_INDEX}"
         others = sorted(path.glob(f"*{_INDEX}"))
         if index.exists() or len(others) == 1:
@@ -91,14 +111,17 @@ class Files:
         files = sorted(path.glob("*.safetensors"))
         if not files:
             fail("path", "hold safetensors files or their index", path)
+        shards.check_whole(path, files)
         return self._listed(files)
 
     def _indexed(self, index: Path) -> dict[str, Path]:
+        if not index.is_file():
+            fail(str(index), "be a file", "a folder" if index.is_dir() else "something else")
         try:
-            files = json.loads(index.read_text())["weight_map"]
-            return {name: index.parent / file for name, file in files.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError, TypeError, RecursionError) as e:
             fail(str(index), "be JSON with a weight_map from names to files", repr(e))
+        return shards.indexed(index, weight_map)
 
     def _listed(self, files: list[Path]) -> dict[str, Path]:
         found: dict[str, Path] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from inspect import signature
 
 import pytest
 import torch
@@ -220,6 +221,156 @@ def test_files(tmp_path) -> None:
     index.unlink()
     (folder / "copy.safetensors").write_bytes((folder / shard).read_bytes())
     refused(folder, "a tensor must be in one file, but", "too")
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "../outside.safetensors",
+        "sub/../../outside.safetensors",
+        "..\\outside.safetensors",
+        "sub\\..\\..\\outside.safetensors",
+        "/etc/passwd",
+        "//host/share/x",
+        "\\\\host\\share\\x",
+        "\\x.safetensors",
+        "C:\\x.safetensors",
+        "c:x.safetensors",
+        "..",
+        ".",
+        "./",
+        "",
+        "sub/",
+        "sub/.",
+        "x\0y",
+    ],
+)
+def test_an_index_stays_in_its_folder(tmp_path, file) -> None:
+    tensors = named("qwen3_moe", *layer("bf16", 2, 64, 32))
+    folder = write(tmp_path / "inside", tensors, 2)
+    write(tmp_path, tensors).rename(tmp_path / "outside.safetensors")
+    (folder / "sub").mkdir()
+    name = f"{AT}.1.down_proj.weight"
+    index = folder / "model.safetensors.index.json"
+    text = json.loads(index.read_text())
+    text["weight_map"][name] = file
+    index.write_text(json.dumps(text))
+    says = f"weight_map[{name!r}] of {index} must name a file in the folder of the index or below"
+    refused(folder, says, f"got {file!r}")
+    refused(index, says, experts=(0, 1))  # though nothing of that file is asked for
+
+
+@pytest.mark.parametrize("value", [None, 3, ["model.safetensors"], {}, True])
+def test_entries_of_an_index_are_names(tmp_path, value) -> None:
+    folder = write(tmp_path, named("qwen3_moe", *layer("bf16", 2, 64, 32)), 2)
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": value}}))
+    refused(folder, "weight_map['a']", "must be the name of a file", f"got {value!r}")
+    index.write_text(json.dumps({"weight_map": value}))
+    if value != {}:
+        refused(folder, "must be JSON with a weight_map", f"type {type(value).__name__}")
+
+
+def test_files_below_the_folder_of_an_index(tmp_path) -> None:
+    given = layer("bf16", 2, 64, 32)
+    tensors = named("qwen3_moe", *given)
+    write(tmp_path / "sub", tensors)
+    text = {"weight_map": dict.fromkeys(tensors, "./sub/model.safetensors")}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(text))
+    wanted = prepare_weights(*given, "bf16")
+    assert torch.equal(load_moe_layer(tmp_path, PREFIX).w13, wanted.w13)
+
+
+def test_folders_in_place_of_files(tmp_path) -> None:
+    tensors = named("qwen3_moe", *layer("bf16", 2, 64, 32))
+    folder = write(tmp_path / "a", tensors, 2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.unlink()
+    shard.mkdir()
+    refused(folder, "weight_map[", "must name a file", f"got {shard.name!r}, which is a folder")
+    index = folder / "model.safetensors.index.json"
+    index.unlink()
+    refused(folder, f"{shard} must be a safetensors file, got a folder")
+    refused(shard, "path must hold safetensors files or their index")
+    index.mkdir()
+    refused(folder, f"{index} must be a file, got a folder")
+    (tmp_path / "b" / "x.safetensors").mkdir(parents=True)
+    refused(tmp_path / "b", "x.safetensors must be a safetensors file, got a folder")
+
+
+@pytest.mark.parametrize(
+    ("arg", "value", "says"),
+    [
+        ("path", None, "path must be a string or a path, got None of type NoneType"),
+        ("path", 3, "path must be a string or a path, got 3 of type int"),
+        ("path", b"model", "path must be a string or a path, got b'model'"),
+        ("path", ["a"], "path must be a string or a path"),
+        ("path", "", "path must name a file or a folder, got ''"),
+        ("prefix", None, "prefix must be a string, got None of type NoneType"),
+        ("prefix", 3, "prefix must be a string, got 3 of type int"),
+        ("prefix", b"model", "prefix must be a string"),
+        ("group", None, "group must be a string, got None"),
+        ("group", "", "prefix must have tensors named"),
+        ("layout", 3, "layout must be a string or None, got 3 of type int"),
+        ("layout", ["mixtral"], "layout must be a string or None"),
+        ("recipe", 3, "recipe must be a string or None, got 3"),
+        ("recipe", ["bf16"], "recipe must be a string or None"),
+        ("target", 90, "target must be a string or None, got 90"),
+        ("target", {"sm90"}, "target must be a string or None"),
+        ("device", None, "device must be a CPU or a CUDA device, got None"),
+        ("device", "nonsense", "device must be a CPU or a CUDA device, got 'nonsense'"),
+        ("device", "meta", "device must be a CPU or a CUDA device, got 'meta'"),
+        ("device", 1.5, "device must be a CPU or a CUDA device, got 1.5"),
+        ("experts", (0,), "experts must be (start, stop), two ints, or None, got (0,) of type"),
+        ("experts", (), "experts must be (start, stop), two ints, or None, got ()"),
+        ("experts", (0, 1, 2), "experts must be (start, stop), two ints, or None"),
+        ("experts", 2, "experts must be (start, stop), two ints, or None, got 2"),
+        ("experts", "01", "experts must be (start, stop), two ints, or None"),
+        ("experts", (0, 1.0), "experts must be (start, stop), two ints, or None"),
+        ("experts", (False, True), "experts must be (start, stop), two ints, or None"),
+        ("experts", (None, 2), "experts must be (start, stop), two ints, or None"),
+        ("experts", (0, 10**30), "experts must be (start, stop), at least one of the 2 experts"),
+        ("num_experts", "2", "num_experts must be an int or None, got '2' of type str"),
+        ("num_experts", 2.0, "num_experts must be an int or None, got 2.0"),
+        ("num_experts", True, "num_experts must be an int or None, got True"),
+        ("num_experts", 0, "num_experts must be at least 1, got 0"),
+        ("tp_rank", None, "tp_rank must be an int, got None"),
+        ("tp_rank", "0", "tp_rank must be an int, got '0'"),
+        ("tp_rank", False, "tp_rank must be an int, got False"),
+        ("tp_size", None, "tp_size must be an int, got None"),
+        ("tp_size", 1.0, "tp_size must be an int, got 1.0"),
+        ("tp_size", 10**30, "tp_size must divide the intermediate size"),
+        ("search", None, "search must be True or False, got None"),
+        ("search", "no", "search must be True or False, got 'no'"),
+        ("progress", None, "progress must be True or False, got None"),
+        ("progress", 1, "progress must be True or False, got 1"),
+    ],
+)  # fmt: skip
+def test_arguments(tmp_path, arg, value, says) -> None:
+    given = {"path": spoiled(tmp_path, "qwen3_moe", "bf16", {}), "prefix": PREFIX, arg: value}
+    path = given.pop("path")
+    with pytest.raises(ValueError) as caught:
+        load_moe_layer(path, given.pop("prefix"), **given)
+    assert str(caught.value).startswith("dgmoe_ops.load_moe_layer: " + says), caught.value
+
+
+def test_every_argument_is_checked() -> None:
+    (mark,) = (m for m in test_arguments.pytestmark if m.name == "parametrize")
+    assert {case[0] for case in mark.args[1]} == set(signature(load_moe_layer).parameters)
+
+
+def test_a_gpu_that_is_not_there(tmp_path) -> None:
+    path = spoiled(tmp_path, "qwen3_moe", "bf16", {})
+    count = torch.cuda.device_count()
+    says = f"device must be there, got cuda:{count}, and torch"
+    refused(path, says, f"sees {count} GPUs", error=RuntimeError, device=f"cuda:{count}")
+
+
+@pytest.mark.parametrize("shape", [(0, 256), (128, 0)])
+def test_empty_weights(tmp_path, shape) -> None:
+    tensors = {f"{AT}.0.{stem}.weight": torch.ones(shape) for stem in ("gate_proj", "up_proj")}
+    tensors[f"{AT}.0.down_proj.weight"] = torch.ones(shape[::-1])
+    refused(write(tmp_path, tensors), f"must have no empty dimension, got {shape}")
 
 
 def test_without_safetensors(tmp_path, monkeypatch) -> None:
