@@ -96,6 +96,7 @@ def moe_block(
     group_scores: int = 0,
     renormalize: bool = True,
     routed_scaling_factor: float = 1.0,
+    apply_router_weight_on_input: bool = False,
     num_tokens: torch.Tensor | None = None,
     num_fused_shared: int = 0,
     expert_map: torch.Tensor | None = None,
@@ -119,7 +120,9 @@ def moe_block(
         gate_bias: (experts,), the bias of the router's linear layer (gpt-oss).
         scoring, bias, num_groups, topk_groups, group_scores, renormalize: as in
             `dgmoe_ops.ops.topk_gate`; `dgmoe_ops.routing` says which model takes which.
-        routed_scaling_factor: multiplies the sum of the routed experts, in fp32.
+        routed_scaling_factor: multiplies the sum of the routed experts, in fp32; positive.
+        apply_router_weight_on_input: multiply what the routed experts read by their weights instead
+            of what they give (Llama 4), as in `fused_moe`. Shared experts are weighed as ever.
         num_tokens: int32 or int64 tensor of one integer: rows from it on are padding; their routed
             part is zero.
         num_fused_shared: shared experts that stand behind the routed ones in `weights`.
@@ -154,6 +157,10 @@ def moe_block(
     check.hashing(tokens, top_k, token_ids, hash_table, unused)
     check.weights("weights", weights, hidden)
     check.shared(shared, shared_gate, hidden)
+    if apply_router_weight_on_input and num_fused_shared and routed_scaling_factor != 1:
+        # Their weight undoes the factor on the way out, which an input cannot.
+        must = "be 1 where weights apply to inputs and shared experts are fused"
+        check.fail("routed_scaling_factor", must, routed_scaling_factor)
     for name in weights.biases.keys() & activation.keys():
         if activation[name] is not None:
             check.fail(name, "be None where weights bring one", tuple(activation[name].shape))
@@ -189,6 +196,7 @@ def moe_block(
         num_experts=num_experts,
         expert_start=expert_start,
         routed_scaling_factor=routed_scaling_factor,
+        apply_router_weight_on_input=apply_router_weight_on_input,
         layout=layout,
         **{**activation, **weights.biases},
     )

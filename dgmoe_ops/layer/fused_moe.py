@@ -11,7 +11,7 @@ from ..formats.recipes import Recipe
 from ..ops._registry import NAMESPACE, fake_of
 from ..ops.combine import post_reorder_deepgemm
 from .checks import Arguments, Between, check_layer, check_out
-from .stages import Stages, activate, gemm, place
+from .stages import Stages, activate, gemm, place, weigh_input
 
 
 @functools.lru_cache(maxsize=64)
@@ -54,6 +54,7 @@ def fused_moe_inline(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
+    apply_router_weight_on_input: bool = False,
     layout: str = "auto",
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -94,8 +95,11 @@ def fused_moe_inline(
     chosen, total, keywords = check_layer(given)
     if out is not None:
         check_out(out, given)
-    tokens, hidden = hidden_states.shape
-    top_k = topk_ids.shape[1]
+    hidden = hidden_states.shape[1]
+    x, ids, weights = hidden_states, topk_ids, topk_weights
+    if apply_router_weight_on_input:
+        x, ids, weights = weigh_input(x, weights, ids)
+    tokens, top_k = ids.shape
     stages = Stages(
         recipe=chosen,
         layout=resolve_layout(layout, tokens, top_k, w13, w2, chosen),
@@ -109,7 +113,8 @@ def fused_moe_inline(
     )
     # Each intermediate is dropped as soon as the next stage has read it: the peak is one GEMM's
     # input and output.
-    rows, scale, index, src2dst = place(stages, hidden_states, topk_ids)
+    rows, scale, index, src2dst = place(stages, x, ids)
+    del x, ids
     gate_up = gemm(stages, rows, scale, w13, w13_scale, index)
     del rows, scale
     act, act_scale = activate(stages, gate_up, index)
@@ -118,8 +123,8 @@ def fused_moe_inline(
     del act, act_scale
     return post_reorder_deepgemm(
         y,
-        src2dst,
-        topk_weights,
+        src2dst.view(topk_ids.shape),
+        weights,
         routed_scaling_factor=routed_scaling_factor,
         hidden_size=hidden,
         bias=w2_bias,
@@ -152,6 +157,7 @@ def fused_moe(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
+    apply_router_weight_on_input: bool = False,
     layout: str = "auto",
 ) -> torch.Tensor:
     """Run a whole Mixture-of-Experts layer.
@@ -187,6 +193,11 @@ def fused_moe(
         w13_bias: (experts, rows of w13) float32 or bfloat16, added to GEMM1 in fp32.
         w2_bias: (experts, hidden) float32 or bfloat16, added to each row of GEMM2 in fp32.
         routed_scaling_factor: multiplies the sum, in fp32; 0, or a normal number of float32.
+        apply_router_weight_on_input: multiply what an expert reads instead of what it gives, as
+            Llama 4 does: the sum is then over `expert(topk_weights[t, i] * hidden_states[t])`, each
+            product rounded to bfloat16. With top_k above 1 every slot has an input row of its own,
+            so that the layer runs like one of tokens * top_k tokens; a repeated id then counts once
+            a slot.
         layout: "masked", "contig", or "auto": chosen from static facts, the same under graph
             capture as before.
 
@@ -220,6 +231,7 @@ def fused_moe(
         w13_bias=w13_bias,
         w2_bias=w2_bias,
         routed_scaling_factor=routed_scaling_factor,
+        apply_router_weight_on_input=apply_router_weight_on_input,
         layout=layout,
     )
 
@@ -235,7 +247,7 @@ _ARGUMENTS = (
     " float? gemm1_alpha=None, float? gemm1_clamp_limit=None, float? beta=None,"
     " float? linear_beta=None, int gate_up_interleave=0, bool round_activation=False,"
     " Tensor? w13_bias=None, Tensor? w2_bias=None, float routed_scaling_factor=1.0,"
-    ' str layout="auto"'
+    ' bool apply_router_weight_on_input=False, str layout="auto"'
 )
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 _LIBRARY.define(f"fused_moe({_ARGUMENTS}) -> Tensor")

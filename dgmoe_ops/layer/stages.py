@@ -132,6 +132,21 @@ OPS: Mapping[Layout, LayoutOps] = {
 _PLAIN_ACTIVATIONS = {"silu_and_mul": silu_and_mul, "situ_and_mul": situ_and_mul}
 
 
+def weigh_input(
+    hidden_states: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Weigh what the experts read, before stage 2b.
+
+    Returns a token for each slot of a token, (tokens * top_k, hidden); its one id; and the weights
+    that are left for the results, all 1. A slot that is not routed here makes a row that nobody
+    reads, whatever its weight is.
+    """
+    weighed = hidden_states.unsqueeze(1) * topk_weights.unsqueeze(-1)
+    x = weighed.to(hidden_states.dtype).flatten(0, 1)
+    ones = torch.ones(topk_weights.shape, dtype=torch.float32, device=topk_weights.device)
+    return x, topk_ids.reshape(-1, 1), ones
+
+
 def place(stages: Stages, hidden_states: torch.Tensor, topk_ids: torch.Tensor) -> Placed:
     """Stage 2b: quantise the tokens and place them by expert."""
     return OPS[stages.layout].place(stages, hidden_states, topk_ids)

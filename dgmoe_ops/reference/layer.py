@@ -33,9 +33,30 @@ def dequantized_weight(
 
 
 def _run(
-    hidden_states, topk_weights, topk_ids, w13, w2, expert_start, first, gated, last, w2_bias
+    hidden_states,
+    topk_weights,
+    topk_ids,
+    w13,
+    w2,
+    expert_start,
+    on_input,
+    first,
+    gated,
+    last,
+    w2_bias,
 ) -> torch.Tensor:
-    """Return the weighted sum over local experts of last(gated(first(x) @ w13^T) @ w2^T)."""
+    """Return the weighted sum over local experts of last(gated(first(x) @ w13^T) @ w2^T).
+
+    With `on_input` the weight of a slot multiplies x instead, rounded to the dtype of x.
+    """
+    if on_input:
+        rest = (w13, w2, expert_start, False, first, gated, last, w2_bias)
+        out = torch.zeros(hidden_states.shape, dtype=torch.float64)
+        for slot in range(topk_ids.shape[1]):
+            weight = topk_weights[:, slot : slot + 1]
+            x = (hidden_states.float() * weight.float()).to(hidden_states.dtype)
+            out += _run(x, torch.ones_like(weight), topk_ids[:, slot : slot + 1], *rest)
+        return out
     tokens, hidden = hidden_states.shape
     inter = w2.shape[2]
     x = first(hidden_states)
@@ -102,6 +123,7 @@ def fused_moe_ref(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
+    apply_router_weight_on_input: bool = False,
     layout: object = None,
 ) -> torch.Tensor:
     """Return the layer's output (tokens, hidden) in float64.
@@ -130,6 +152,7 @@ def fused_moe_ref(
         dequantized_weight(w13, w13_scale, recipe),
         dequantized_weight(w2, w2_scale, recipe),
         expert_start,
+        apply_router_weight_on_input,
         torch.Tensor.double,
         gated,
         lambda y: y,
@@ -161,6 +184,7 @@ def fused_moe_quantized_ref(
     w13_bias: torch.Tensor | None = None,
     w2_bias: torch.Tensor | None = None,
     routed_scaling_factor: float = 1.0,
+    apply_router_weight_on_input: bool = False,
     layout: object = None,
 ) -> torch.Tensor:
     """Return the layer's output in float64 with every rounding that its stages promise.
@@ -201,6 +225,7 @@ def fused_moe_quantized_ref(
         dequantized_weight(w13, w13_scale, recipe),
         dequantized_weight(w2, w2_scale, recipe),
         expert_start,
+        apply_router_weight_on_input,
         first,
         gated,
         lambda y: y.bfloat16().double(),
