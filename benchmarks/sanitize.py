@@ -16,7 +16,7 @@ import torch
 
 import dgmoe_ops  # noqa: F401  (registers the ops)
 from dgmoe_ops import reference
-from dgmoe_ops.backends import deep_gemm
+from dgmoe_ops.backends.request import OPS
 from dgmoe_ops.testing import compare
 from dgmoe_ops.testing.samples import SAMPLES
 
@@ -113,9 +113,9 @@ def run_mx(op: str, args: tuple, kwargs: dict, device: torch.device) -> None:
 def _runs(ops: tuple[str, ...], mx: bool) -> Iterator[tuple[str, str, list, Callable]]:
     """What to run of each op: its name, what they are, the calls, and who runs one."""
     for op, sample in SAMPLES.items():
-        if op not in deep_gemm.OPS and op in (ops or SAMPLES):
+        if op not in OPS and op in (ops or SAMPLES):
             yield op, "samples", [sample.tiny("cpu"), *sample.edge("cpu")], run_sample
-    for op in deep_gemm.OPS[:2] if mx else ():
+    for op in OPS[:2] if mx else ():
         if op in (ops or SAMPLES):
             yield op, "MX products", mx_calls(op), run_mx
 

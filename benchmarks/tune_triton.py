@@ -48,12 +48,22 @@ def candidates(fp4: bool, rows: float) -> list[tuple[int, int, int, int]]:
     return found if rows <= 128 else found[1:]
 
 
+def spec_of(product, m: int = 0):
+    """A product (masked, fp4, experts, n, k, columns that share a scale of a) as a spec."""
+    from dgmoe_ops.formats.gemm import GroupedGemmSpec
+    from dgmoe_ops.formats.layout import Layout
+
+    masked, fp4, experts, n, k, columns = product
+    layout = Layout.MASKED if masked else Layout.CONTIG
+    return GroupedGemmSpec(layout, experts, m, n, k, 0, (1, columns), (1, 32), fp4)
+
+
 def _compile(job) -> str:
     product, config = job
     from dgmoe_ops.backends.triton import compiled as package
 
     try:
-        package.compile_kernel(package.Product(*product), package.Config(*config))
+        package.compile_kernel(spec_of(product), package.Config(*config))
     except Exception as error:
         return f"{product} {config}: {type(error).__name__}: {str(error)[:300]}"
     return ""
@@ -77,16 +87,18 @@ class Runner:
 
     def call(self, product, config, a, a_scale, b, b_scale, info, d):
         package = self.package
-        product, config = package.Product(*product), package.Config(*config)
+        config = package.Config(*config)
         compiled = self.kernels.get((product, config))
         if compiled is None:
-            compiled = self.kernels[product, config] = package.compile_kernel(product, config)
-        m = a.shape[-2]
-        grid = (package.programs(product, config, m, self.most(compiled)), 1, 1)
+            compiled = self.kernels[product, config] = package.compile_kernel(
+                spec_of(product), config
+            )
+        spec = spec_of(product, a.shape[-2])
+        grid = (package.programs(spec, config, self.most(compiled)), 1, 1)
         launch = compiled[grid]
-        if product.fp4:
+        if spec.fp4:
             b = b.view(torch.uint8)
-        args = package.arguments(product, a, a_scale, b, b_scale, info, d, m)
+        args = package.arguments(spec, a, a_scale, b, b_scale, info, d)
         return lambda: launch(*args, stream=torch.cuda.current_stream().cuda_stream)
 
 

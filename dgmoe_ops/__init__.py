@@ -6,7 +6,8 @@ Importing registers `torch.ops.dgmoe.*`; it initialises no device and imports no
 from . import _load  # noqa: I001  (the compiled libraries must be loaded before the ops register)
 from . import checkpoints, ops
 from .backends import platforms
-from .backends.deep_gemm import contiguous_alignment, down_gemm_overlap, num_sms, pdl
+from .backends.deep_gemm import down_gemm_overlap
+from .backends.scopes import contiguous_alignment, num_sms, pdl
 from .checkpoints import load_moe_layer
 from .formats import layouts, recipes
 from .formats.recipes import infer_recipe, scale_recipes

@@ -8,7 +8,8 @@ import types
 import pytest
 import torch
 
-from dgmoe_ops.backends.deep_gemm import Request, library, native, overlap, scopes, versions
+from dgmoe_ops.backends.deep_gemm import library, native, overlap, switches, versions
+from dgmoe_ops.backends.request import Operands, Request, request_of
 from dgmoe_ops.formats.layouts import ScaleLayout, ceil_div, scale_sizes_and_strides
 
 E, M, N, K = 2, 128, 24, 256
@@ -53,21 +54,34 @@ def request(
     d = torch.empty(shape, dtype=torch.float32 if wide else torch.bfloat16)
     sqr_sum = torch.empty(m) if op == "tf32_hc_prenorm_gemm" else None
     mx = ((1, 32), (1, 32)) if "mxfp8" in op else (None, None)
-    made = Request(op, a, a_scale, b, b_scale, info, int(masked), *mx, None, d, sqr_sum)
-    return made._replace(**changes)
+    operands = Operands(a, a_scale, b, b_scale, info, d, sqr_sum)
+    given = {key: changes.pop(key) for key in set(changes) & set(Operands._fields)}
+    facts = {"expected_m": int(masked), "granularity_a": mx[0], "granularity_b": mx[1]}
+    return request_of(op, operands._replace(**given), **{**facts, **changes})
 
 
 def mx_request(op: str, recipe: str, **sizes) -> Request:
     """A request of a grouped GEMM for MXFP8 weights, or for FP4 ones."""
     made = request(op, ScaleLayout.PACKED_UE8M0, **sizes)
-    groups = ceil_div(made.k, 32)
-    b_scale = scales(made.experts, made.n, groups, ScaleLayout.PACKED_UE8M0)
+    spec, operands = made.spec, made.operands
+    groups = ceil_div(spec.k, 32)
+    b_scale = scales(spec.experts, spec.n, groups, ScaleLayout.PACKED_UE8M0)
     if recipe == "mxfp4":
-        b = torch.zeros((*made.b.shape[:2], made.k // 2), dtype=torch.int8)
-        return made._replace(b=b, b_scale=b_scale, recipe_a=(1, 128), recipe_b=(1, 32))
-    batch = made.experts if made.masked else None
-    a_scale = scales(batch, made.m, groups, ScaleLayout.PACKED_UE8M0)
-    return made._replace(a_scale=a_scale, b_scale=b_scale, recipe_a=(1, 32), recipe_b=(1, 32))
+        b = torch.zeros((*operands.b.shape[:2], spec.k // 2), dtype=torch.int8)
+        operands = operands._replace(b=b, b_scale=b_scale)
+        columns = 128
+    else:
+        batch = spec.experts if spec.masked else None
+        a_scale = scales(batch, spec.m, groups, ScaleLayout.PACKED_UE8M0)
+        operands = operands._replace(a_scale=a_scale, b_scale=b_scale)
+        columns = 32
+    return request_of(
+        op,
+        operands,
+        expected_m=spec.expected_m,
+        granularity_a=(1, columns),
+        granularity_b=(1, 32),
+    )
 
 
 class Library(types.ModuleType):
@@ -108,7 +122,7 @@ def pretend(monkeypatch):
         monkeypatch.setattr(library, "_module", None)
         monkeypatch.setattr(library, "_home", None)
         monkeypatch.setattr(library, "arch_major", lambda index: arch_major)
-        for module in (versions, library, native, overlap, scopes):
+        for module in (versions, library, native, overlap, switches):
             monkeypatch.setattr(module, "version", lambda: version)
         monkeypatch.setattr("dgmoe_ops.backends.deep_gemm.version", lambda: version)
         monkeypatch.setattr(native, "_bound", set())

@@ -189,6 +189,21 @@ def test_python_parts_look_only_where_they_may(path: Path) -> None:
         assert target in MAY_IMPORT[part] or backend, f"dgmoe_ops.{part} imports {module}"
 
 
+def test_backends_are_peers() -> None:
+    """They share what stands above them; only `entry` knows them all."""
+    folder = PACKAGE / "backends"
+    backends = {path.name for path in folder.iterdir() if (path / "__init__.py").exists()}
+    assert backends == {"deep_gemm", "triton"}
+    for path in source_files(folder, ".py"):
+        own = path.relative_to(folder).parts[0]
+        if own == "entry.py":
+            continue
+        for module in package_imports(path):
+            parts = module.split(".")
+            if parts[0] == "backends" and len(parts) > 1 and parts[1] in backends:
+                assert parts[1] == own, f"{path} imports {module}"
+
+
 def test_the_oracle_imports_torch_only() -> None:
     for path in source_files(PACKAGE / "reference", ".py"):
         for module, _ in imported_modules(path):

@@ -11,7 +11,7 @@ import torch
 
 from . import deep_gemm, triton
 from .deep_gemm import library
-from .request import OPS, Request
+from .request import OPS, Operands, Request, request_of
 
 _library: torch.library.Library | None = None
 
@@ -20,10 +20,10 @@ def run(request: Request) -> None:
     """Run one GEMM by the library that has it on this architecture.
 
     Raises:
-        ValueError: a size, form or recipe that does not run there.
+        ValueError: a size, scale layout or granularity that does not run there.
         RuntimeError: no library that fits.
     """
-    if triton.takes(request, library.arch_major(request.a.get_device())):
+    if triton.takes(request, library.arch_major(request.operands.a.get_device())):
         triton.run(request)
     else:
         deep_gemm.run(request)
@@ -56,19 +56,13 @@ def _run(
     try:
         given = recipe_a_columns > 0
         run(
-            Request(
+            request_of(
                 OPS[op],
-                a,
-                a_scale,
-                b,
-                b_scale,
-                info,
-                expected_m,
-                (1, recipe_a_columns) if given else None,
-                (recipe_b_rows, recipe_b_columns) if given else None,
-                num_splits if num_splits > 0 else None,
-                d,
-                sqr_sum,
+                Operands(a, a_scale, b, b_scale, info, d, sqr_sum),
+                expected_m=expected_m,
+                granularity_a=(1, recipe_a_columns) if given else None,
+                granularity_b=(recipe_b_rows, recipe_b_columns) if given else None,
+                num_splits=num_splits if num_splits > 0 else None,
             )
         )
     except Exception as error:

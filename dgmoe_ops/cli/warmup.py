@@ -50,11 +50,12 @@ def _table(calls: list[KernelCall]) -> Table:
     for column in ("n", "k", "experts", "m", "expected_m", "weight", "rest"):
         table.add_column(column, justify="right")
     for call in calls:
-        sizes = (call.n, call.k, call.experts, call.m)
+        spec = call.spec
+        sizes = (spec.n, spec.k, spec.experts, spec.m)
         table.add_row(
             call.op,
             *map(str, sizes),
-            str(call.expected_m) if call.masked else "-",
+            str(spec.expected_m) if spec.masked else "-",
             size(weight_bytes(call, False)),
             size(operand_bytes(call, False)),
         )
@@ -129,7 +130,7 @@ def warmup(
     if dry_run:
         calls = plan_warmup(what, tokens=tokens, layouts=layouts, alignment=alignment)
         if as_json:
-            document = {"layer": asdict(what), "calls": [asdict(call) for call in calls]}
+            document = {"layer": asdict(what), "calls": [call.facts() for call in calls]}
             click.echo(json.dumps(document, indent=2))
         else:
             console().print(_table(calls))

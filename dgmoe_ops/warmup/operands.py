@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..backends.deep_gemm import contiguous_alignment
+from ..backends.scopes import contiguous_alignment
 from ..formats.layouts import (
     CONTIG_ALIGNMENT,
     ScaleLayout,
@@ -15,7 +15,7 @@ from ..formats.layouts import (
     round_up,
     scale_sizes_and_strides,
 )
-from ..formats.recipes import RECIPES, scale_recipes
+from ..formats.recipes import RECIPES
 from .plan import KernelCall
 
 _ONE = {torch.float32: 1.0, torch.int32: 0x7F7F7F7F}  # as a scale, by its dtype
@@ -25,18 +25,18 @@ def weight_scale_sizes(call: KernelCall, packed: bool) -> tuple[tuple[int, ...],
     """Sizes and strides of a weight's scales."""
     recipe = RECIPES[call.recipe]
     rows, columns = recipe.weight_block
-    groups = ceil_div(call.k, columns)
+    groups = ceil_div(call.spec.k, columns)
     if packed or recipe.mx:
         form = ScaleLayout.PACKED_UE8M0
-        return scale_sizes_and_strides(call.experts, call.n, groups, form)
-    blocks = ceil_div(call.n, rows)
-    return scale_sizes_and_strides(call.experts, blocks, groups, ScaleLayout.ROW_MAJOR)
+        return scale_sizes_and_strides(call.spec.experts, call.spec.n, groups, form)
+    blocks = ceil_div(call.spec.n, rows)
+    return scale_sizes_and_strides(call.spec.experts, blocks, groups, ScaleLayout.ROW_MAJOR)
 
 
 def weight_bytes(call: KernelCall, packed: bool) -> int:
     """Bytes of a call's weight and its scales."""
     recipe = RECIPES[call.recipe]
-    values = call.experts * call.n * recipe.row_bytes(call.k)
+    values = call.spec.experts * call.spec.n * recipe.row_bytes(call.spec.k)
     if not recipe.quantized:
         return values
     (experts, _, columns), (stride, rows, _) = weight_scale_sizes(call, packed)
@@ -45,15 +45,15 @@ def weight_bytes(call: KernelCall, packed: bool) -> int:
 
 def operand_bytes(call: KernelCall, packed: bool) -> int:
     """Bytes of everything else that a call reads and writes."""
-    recipe, masked = RECIPES[call.recipe], call.masked
-    rows = call.experts * call.m if masked else call.m
-    total = rows * call.k * recipe.activation_dtype.itemsize + rows * call.n * 2
-    total += 4 * (call.experts if masked else rows)
+    recipe, masked = RECIPES[call.recipe], call.spec.masked
+    rows = call.spec.experts * call.spec.m if masked else call.spec.m
+    total = rows * call.spec.k * recipe.activation_dtype.itemsize + rows * call.spec.n * 2
+    total += 4 * (call.spec.experts if masked else rows)
     if recipe.quantized:
-        groups = ceil_div(call.k, recipe.group_size)
+        groups = ceil_div(call.spec.k, recipe.group_size)
         columns = ceil_div(groups, 4) if packed or recipe.mx else groups
-        slabs = call.experts if masked else 1
-        total += slabs * round_up(call.m, 4) * columns * 4
+        slabs = call.spec.experts if masked else 1
+        total += slabs * round_up(call.spec.m, 4) * columns * 4
     return total
 
 
@@ -93,7 +93,7 @@ class OpRunner:
         if call.weight not in self._made:
             self._made.clear()
             recipe = RECIPES[call.recipe]
-            size = (call.experts, call.n, call.k // recipe.values_per_element)
+            size = (call.spec.experts, call.spec.n, call.spec.k // recipe.values_per_element)
             weight = torch.zeros(size, dtype=recipe.weight_dtype, device=self.device)
             scale = None
             if recipe.quantized:
@@ -105,21 +105,23 @@ class OpRunner:
     def __call__(self, call: KernelCall) -> None:
         recipe = RECIPES[call.recipe]
         b, b_scale = self._weight(call)
-        a = torch.zeros((*call.rows, call.k), dtype=recipe.activation_dtype, device=self.device)
-        size, value = (call.experts, 0) if call.masked else (call.m, -1)
+        a = torch.zeros(
+            (*call.spec.rows, call.spec.k), dtype=recipe.activation_dtype, device=self.device
+        )
+        size, value = (call.spec.experts, 0) if call.spec.masked else (call.spec.m, -1)
         where = torch.full((size,), value, dtype=torch.int32, device=self.device)
         arguments = [a, b, where]
         if recipe.quantized:
             packed = b_scale.dtype == torch.int32
             form = ScaleLayout.PACKED_UE8M0 if packed else ScaleLayout.MN_MAJOR
-            batch = call.experts if call.masked else None
-            groups = ceil_div(call.k, recipe.group_size)
-            sizes = scale_sizes_and_strides(batch, call.m, groups, form)
+            batch = call.spec.experts if call.spec.masked else None
+            groups = ceil_div(call.spec.k, recipe.group_size)
+            sizes = scale_sizes_and_strides(batch, call.spec.m, groups, form)
             arguments = [a, self._scales(sizes, packed), b, b_scale, where]
-        if call.masked:
-            arguments.append(call.expected_m)
-        pair = scale_recipes(recipe, None, call.k)
-        given = dict(zip(("recipe_a", "recipe_b"), pair, strict=True)) if recipe.mx else {}
+        if call.spec.masked:
+            arguments.append(call.spec.expected_m)
+        named = {"recipe_a": call.spec.granularity_a, "recipe_b": call.spec.granularity_b}
+        given = named if recipe.mx else {}
         with alignment_scope(call):
             getattr(torch.ops.dgmoe, call.op)(*arguments, **given)
 

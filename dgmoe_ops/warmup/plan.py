@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..formats.gemm import GroupedGemmSpec
 from ..formats.layouts import CONTIG_ALIGNMENT, Layout, expected_rows, gemm_rows
-from ..formats.recipes import RECIPES, Recipe
+from ..formats.recipes import RECIPES, Recipe, scale_recipes
 from ..weights.prepare import MoEWeights, padded_sizes
 
 #: (first, last), both ends included
@@ -47,45 +48,47 @@ class LayerShape:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """One call of a grouped GEMM, by what the library chooses a kernel by.
+    """One call of a grouped GEMM, by what a kernel is chosen by.
 
     Attributes:
-        op: its name below torch.ops.dgmoe.
-        m: rows of a: of an expert's slab, or of all segments.
-        n, k: of the weight, in values.
-        experts: of this rank.
-        expected_m: the hint of a masked call, None for a contiguous one.
+        spec: its sizes and formats.
         recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4".
         alignment: of the segments of a contiguous call, None for a masked one.
     """
 
-    op: str
-    m: int
-    n: int
-    k: int
-    experts: int
-    expected_m: int | None
+    spec: GroupedGemmSpec
     recipe: str
     alignment: int | None
 
     @property
-    def masked(self) -> bool:
-        return self.expected_m is not None
-
-    @property
-    def rows(self) -> tuple[int, ...]:
-        """Sizes of a without its columns."""
-        return (self.experts, self.m) if self.masked else (self.m,)
+    def op(self) -> str:
+        """Its name below torch.ops.dgmoe."""
+        kind = "f8f8bf16" if RECIPES[self.recipe].quantized else "bf16"
+        return self.spec.layout.op(f"grouped_gemm_nt_{kind}")
 
     @property
     def weight(self) -> tuple[int, int, int, str]:
         """What the weight is known by: experts, n, k and recipe."""
-        return self.experts, self.n, self.k, self.recipe
+        return self.spec.experts, self.spec.n, self.spec.k, self.recipe
 
     @property
     def group(self) -> tuple:
         """What calls that may share a kernel have in common: it is compiled for all of it."""
         return self.op, *self.weight, self.alignment
+
+    def facts(self) -> dict[str, object]:
+        """The call as plain values; `expected_m` is None for a contiguous one."""
+        spec = self.spec
+        return {
+            "op": self.op,
+            "m": spec.m,
+            "n": spec.n,
+            "k": spec.k,
+            "experts": spec.experts,
+            "expected_m": spec.expected_m if spec.masked else None,
+            "recipe": self.recipe,
+            "alignment": self.alignment,
+        }
 
 
 @dataclass(frozen=True)
@@ -304,20 +307,29 @@ def layer_calls(
     layer: Layer, spans: Iterable[Span], layout: Layout, alignment: int
 ) -> list[KernelCall]:
     """The distinct calls of both GEMMs of a layer, for every token count of the spans."""
-    kind = "f8f8bf16" if layer.recipe.quantized else "bf16"
-    op = layout.op(f"grouped_gemm_nt_{kind}")
-    hinted = layout.has_slabs
+    hinted, recipe = layout.has_slabs, layer.recipe
 
-    def rows(tokens: int) -> tuple[int, int | None]:
+    def rows(tokens: int) -> tuple[int, int]:
         m = gemm_rows(layout, tokens, layer.top_k, layer.experts, alignment)
-        return m, expected_rows(tokens, layer.top_k, layer.num_experts) if hinted else None
+        return m, expected_rows(tokens, layer.top_k, layer.num_experts) if hinted else 0
 
     # Neighbouring counts mostly make the same call, and a call is kept once. No other call is
     # dropped: the library may choose another tile at any of them.
     found = {pair: None for first, last in spans for pair in _steps(rows, first, last)}
     return [
         KernelCall(
-            op, m, n, k, layer.experts, expected, layer.recipe.name, None if hinted else alignment
+            GroupedGemmSpec(
+                layout,
+                layer.experts,
+                m,
+                n,
+                k,
+                expected,
+                *scale_recipes(recipe, None, k),
+                recipe.values_per_element == 2,
+            ),
+            recipe.name,
+            None if hinted else alignment,
         )
         for n, k in layer.gemms
         for m, expected in found

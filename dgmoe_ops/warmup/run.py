@@ -232,7 +232,7 @@ def _groups(calls: Iterable[KernelCall]) -> list[jit_cache.Group]:
     ordered = sorted(groups.items(), key=lambda item: (item[1][0].weight, item[0][0]))
     return [
         jit_cache.Group(
-            repr(key), sorted(found, key=lambda c: (c.m, c.expected_m or 0), reverse=True)
+            repr(key), sorted(found, key=lambda c: (c.spec.m, c.spec.expected_m), reverse=True)
         )
         for key, found in ordered
     ]

@@ -14,7 +14,6 @@ from click.testing import CliRunner  # noqa: E402
 
 from dgmoe_ops import LayerShape, plan_warmup  # noqa: E402
 from dgmoe_ops.cli.main import main  # noqa: E402
-from dgmoe_ops.warmup.run import KernelCall  # noqa: E402
 
 SIZES = ["--experts", "8", "--hidden", "300", "--intermediate", "128", "--top-k", "2"]
 SHAPE = LayerShape(8, 300, 128, 2, "fp8_block", 8)
@@ -31,12 +30,12 @@ def test_a_dry_run_lists_the_plan(text: str, tokens) -> None:
     done = invoke("--tokens", text, "--dry-run", "--json")
     assert done.exit_code == 0, done.output
     document = json.loads(done.output)
-    calls = [KernelCall(**call) for call in document["calls"]]
-    assert calls == plan_warmup(SHAPE, tokens=tokens)
+    calls = plan_warmup(SHAPE, tokens=tokens)
+    assert document["calls"] == [call.facts() for call in calls]
     assert document["layer"]["hidden"] == 300
     shown = invoke("--tokens", text, "--dry-run").output
     assert f"{len(calls)} calls" in shown
-    assert shown.count("grouped_gemm_nt_f8f8bf16_masked") == sum(call.masked for call in calls)
+    assert shown.count("grouped_gemm_nt_f8f8bf16_masked") == sum(call.spec.masked for call in calls)
 
 
 def test_one_layout_and_the_experts_of_a_rank() -> None:

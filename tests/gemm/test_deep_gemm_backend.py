@@ -10,8 +10,9 @@ from deep_gemm_stand_in import pretend as pretend
 
 from dgmoe_ops import ops
 from dgmoe_ops.backends import deep_gemm as backend
+from dgmoe_ops.backends import scales as checks
 from dgmoe_ops.backends.deep_gemm import library as adapter
-from dgmoe_ops.backends.deep_gemm import rules
+from dgmoe_ops.backends.request import OPS
 from dgmoe_ops.formats.layouts import ScaleLayout
 
 GROUPS = K // 128
@@ -19,7 +20,7 @@ MASKED = "m_grouped_fp8_gemm_nt_masked"
 ALL_NAMES = tuple(dict.fromkeys(names[0] for names in adapter.FUNCTION_NAMES.values()))
 
 
-@pytest.mark.parametrize("op", backend.OPS)
+@pytest.mark.parametrize("op", OPS)
 def test_every_name_is_found(op):
     for name in adapter.FUNCTION_NAMES[op]:
         library = Library(name, proof=None)
@@ -32,28 +33,31 @@ def test_masked_call_reaches_the_library(pretend):
     made = request()
     backend.run(made)
     [(_, got, kwargs)] = library.calls
-    assert got[0] == (made.a, made.a_scale) and got[1] == (made.b, made.b_scale)
-    assert got[2] is made.d and got[3] is made.info and got[4] == 1 and not kwargs
+    assert got[0] == (made.operands.a, made.operands.a_scale) and got[1] == (
+        made.operands.b,
+        made.operands.b_scale,
+    )
+    assert got[2] is made.operands.d and got[3] is made.operands.info and got[4] == 1 and not kwargs
 
 
 def test_every_op_reaches_its_function(pretend):
     """On SM100, where all eight run."""
     library = pretend(Library(*ALL_NAMES), arch_major=10)
-    for op in backend.OPS:
+    for op in OPS:
         library.calls.clear()
         made = request(op, ScaleLayout.PACKED_UE8M0)
         backend.run(made)
         # The first product of a process is the proof, by the same function as the last bf16 op.
         name, args, kwargs = library.calls[-1]
         assert name == adapter.FUNCTION_NAMES[op][0]
-        assert any(arg is made.d for arg in args), op
+        assert any(arg is made.operands.d for arg in args), op
         if "mxfp8" in op:
             mx = {"recipe_a": (1, 32), "recipe_b": (1, 32), "disable_ue8m0_cast": True}
             assert kwargs == mx
         else:
             assert not kwargs, op
         if op == "tf32_hc_prenorm_gemm":
-            assert args[3] is made.sqr_sum and args[4] is None
+            assert args[3] is made.operands.sqr_sum and args[4] is None
 
 
 def test_mxfp8_is_refused_on_hopper(pretend):
@@ -75,9 +79,9 @@ def test_sm90_takes_aligned_fp32_scales_only(pretend):
     with pytest.raises(ValueError, match=r"b_scale must be contiguous float32.*got packed UE8M0"):
         backend.run(request(b_scale=packed_b))
     with pytest.raises(ValueError, match=r"recipe_a and recipe_b must be .* got \(1, 32\)"):
-        backend.run(request(recipe_a=(1, 32), recipe_b=(128, 32)))
+        backend.run(request(granularity_a=(1, 32), granularity_b=(128, 32)))
     assert not library.calls
-    backend.run(request(recipe_a=(1, 128), recipe_b=(128, 128)))
+    backend.run(request(granularity_a=(1, 128), granularity_b=(128, 128)))
     assert not library.calls[-1][2]
 
 
@@ -86,7 +90,7 @@ def test_newer_devices_take_packed_scales_and_recipes(pretend, arch_major):
     library = pretend(Library(*ALL_NAMES), arch_major)
     made = request(F8_CONTIG, ScaleLayout.PACKED_UE8M0)
     backend.run(made)
-    backend.run(made._replace(recipe_a=(1, 128), recipe_b=(1, 128)))
+    backend.run(made.with_spec(granularity_a=(1, 128), granularity_b=(1, 128)))
     assert library.calls[-2][2] == {}
     assert library.calls[-1][2] == {"recipe_a": (1, 128), "recipe_b": (1, 128)}
     with pytest.raises(ValueError, match=rf"a_scale must be packed.*SM{arch_major}0.*got float32"):
@@ -140,13 +144,13 @@ def test_sizes_that_do_run(pretend):
 @pytest.mark.parametrize("batch", [None, 2])
 def test_is_mn_major_knows_what_the_ops_make(rows, batch):
     for form in (ScaleLayout.MN_MAJOR, ScaleLayout.PACKED_UE8M0):
-        assert rules.is_mn_major(scales(batch, rows, 5, form))
+        assert checks.is_mn_major(scales(batch, rows, 5, form))
     if rows > 1:
-        assert not rules.is_mn_major(scales(batch, rows, 5, ScaleLayout.ROW_MAJOR))
+        assert not checks.is_mn_major(scales(batch, rows, 5, ScaleLayout.ROW_MAJOR))
 
 
 def test_align_scale_makes_what_sm90_takes():
-    assert rules.is_mn_major(ops.align_scale(torch.ones(2, 5, 3)))
+    assert checks.is_mn_major(ops.align_scale(torch.ones(2, 5, 3)))
 
 
 # ---- the fit ----
@@ -202,9 +206,11 @@ def test_a_library_that_takes_no_recipes(pretend):
     library = Library(*ALL_NAMES)
     library.m_grouped_fp8_gemm_nt_contiguous = lambda a, b, d, layout, recipe=None: None
     pretend(library, 10, version="deep-gemm 2.0.0")
-    made = request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, recipe_a=(1, 32), recipe_b=(1, 32))
-    made = made._replace(a_scale=scales(None, M, K // 32, ScaleLayout.PACKED_UE8M0))
-    made = made._replace(b_scale=scales(E, N, K // 32, ScaleLayout.PACKED_UE8M0))
+    made = request(
+        F8_CONTIG, ScaleLayout.PACKED_UE8M0, granularity_a=(1, 32), granularity_b=(1, 32)
+    )
+    made = made.with_operands(a_scale=scales(None, M, K // 32, ScaleLayout.PACKED_UE8M0))
+    made = made.with_operands(b_scale=scales(E, N, K // 32, ScaleLayout.PACKED_UE8M0))
     with pytest.raises(RuntimeError, match="deep-gemm 2.0.0 takes no recipe_a and recipe_b"):
         backend.run(made)
 
@@ -267,30 +273,36 @@ def test_the_first_gpu_keeps_the_library(pretend, monkeypatch):
 def test_one_expert_needs_no_batch_stride(pretend):
     library = pretend(Library(MASKED))
     made = request(experts=1)
-    loose = made.a_scale.as_strided(made.a_scale.shape, (1, *made.a_scale.stride()[1:]))
-    backend.run(made._replace(a_scale=loose))
-    assert library.calls[-1][1][0][1].stride() == made.a_scale.stride()
+    loose = made.operands.a_scale.as_strided(
+        made.operands.a_scale.shape, (1, *made.operands.a_scale.stride()[1:])
+    )
+    backend.run(made.with_operands(a_scale=loose))
+    assert library.calls[-1][1][0][1].stride() == made.operands.a_scale.stride()
 
 
 def test_misaligned_operands_are_refused(pretend):
     pretend(Library(MASKED))
     made = request()
-    room = torch.empty(made.b.numel() + 8, dtype=torch.uint8)
-    moved = room[8:].view(made.b.shape).copy_(made.b.view(torch.uint8)).view(made.b.dtype)
+    room = torch.empty(made.operands.b.numel() + 8, dtype=torch.uint8)
+    moved = (
+        room[8:]
+        .view(made.operands.b.shape)
+        .copy_(made.operands.b.view(torch.uint8))
+        .view(made.operands.b.dtype)
+    )
     with pytest.raises(ValueError, match="b must start on 16 bytes on CUDA"):
-        backend.run(made._replace(b=moved))
+        backend.run(made.with_operands(b=moved))
 
 
 # ---- the op that C++ calls ----
 
 
 def through_the_op(made):
-    a, b = made.recipe_a or (0, 0), made.recipe_b or (0, 0)
-    tensors = (made.a, made.a_scale, made.b, made.b_scale, made.info)
-    numbers = (made.expected_m, a[1], b[0], b[1], made.num_splits or 0)
-    return torch.ops.dgmoe._gemm_run(
-        backend.OPS.index(made.op), *tensors, *numbers, made.d, made.sqr_sum
-    )
+    spec = made.spec
+    a, b = spec.granularity_a or (0, 0), spec.granularity_b or (0, 0)
+    *tensors, d, sqr_sum = made.operands
+    numbers = (spec.expected_m, a[1], b[0], b[1], made.num_splits or 0)
+    return torch.ops.dgmoe._gemm_run(OPS.index(made.op), *tensors, *numbers, d, sqr_sum)
 
 
 def test_errors_come_back_as_bytes(pretend):

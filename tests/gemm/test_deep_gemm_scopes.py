@@ -7,9 +7,13 @@ import torch
 from deep_gemm_stand_in import F8_CONTIG, F8_MASKED, Library, request
 from deep_gemm_stand_in import pretend as pretend
 
+import dgmoe_ops
 from dgmoe_ops.backends import deep_gemm as backend
-from dgmoe_ops.backends.deep_gemm import native, overlap, scopes
+from dgmoe_ops.backends import scopes
+from dgmoe_ops.backends.deep_gemm import library as adapter
+from dgmoe_ops.backends.deep_gemm import native
 from dgmoe_ops.backends.deep_gemm.native import Argument
+from dgmoe_ops.backends.request import OPS
 from dgmoe_ops.formats.layouts import ScaleLayout
 
 MASKED, CONTIG = "m_grouped_fp8_gemm_nt_masked", "m_grouped_fp8_gemm_nt_contiguous"
@@ -38,11 +42,11 @@ class Switched(Library):
 def test_switches_hold_for_the_call_and_are_put_back(pretend):
     library = pretend(Switched(MASKED))
     before = dict(library.values)
-    with backend.num_sms(100), backend.pdl(True):
+    with dgmoe_ops.num_sms(100), dgmoe_ops.pdl(True):
         assert library.values == before  # only around calls
         backend.run(request())
         assert library.values == before
-        with backend.num_sms(64):
+        with dgmoe_ops.num_sms(64):
             backend.run(request())
         backend.run(request())
     backend.run(request())
@@ -57,7 +61,7 @@ def test_switches_hold_for_the_call_and_are_put_back(pretend):
 def test_an_error_puts_the_switches_back(pretend):
     library = pretend(Switched(MASKED, error=RuntimeError("no")))
     before = dict(library.values)
-    with pytest.raises(RuntimeError, match="^no$"), backend.num_sms(7):
+    with pytest.raises(RuntimeError, match="^no$"), dgmoe_ops.num_sms(7):
         backend.run(request())
     assert library.values == before and scopes.current() == scopes.Settings()
 
@@ -75,7 +79,7 @@ def test_threads_do_not_see_each_others_scopes(pretend):
                 if count is None:
                     backend.run(request())
                 else:
-                    with backend.num_sms(count):
+                    with dgmoe_ops.num_sms(count):
                         backend.run(request())
         except Exception as error:
             failures.append(error)
@@ -95,32 +99,44 @@ def test_threads_do_not_see_each_others_scopes(pretend):
 
 def test_alignment_by_architecture(pretend):
     library = pretend(Switched(CONTIG), 10)
-    with backend.contiguous_alignment(32):
+    with dgmoe_ops.contiguous_alignment(32):
         backend.run(request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, m=96))
     assert library.seen[-1][1]["mk_alignment_for_contiguous_layout"] == 32
-    with pytest.raises(ValueError, match="multiple of 64 rows"), backend.contiguous_alignment(64):
+    with pytest.raises(ValueError, match="multiple of 64 rows"), dgmoe_ops.contiguous_alignment(64):
         backend.run(request(F8_CONTIG, ScaleLayout.PACKED_UE8M0, m=96))
     pretend(Switched(CONTIG))
     with (
         pytest.raises(ValueError, match="alignment must be one of 128 on SM90, got 64"),
-        backend.contiguous_alignment(64),
+        dgmoe_ops.contiguous_alignment(64),
     ):
         backend.run(request(F8_CONTIG))
 
 
+@pytest.mark.parametrize("op", [F8_MASKED, "grouped_gemm_nt_bf16_masked", "gemm_nt_f8f8bf16"])
+@pytest.mark.parametrize("arch_major", [9, 10])
+def test_the_alignment_of_segments_reaches_no_other_gemm(pretend, op, arch_major):
+    """A masked GEMM would take it for the height of its tiles, which a slab is no multiple of."""
+    library = pretend(Switched(*adapter.FUNCTION_NAMES[op]), arch_major)
+    form = ScaleLayout.MN_MAJOR if arch_major == 9 else ScaleLayout.PACKED_UE8M0
+    with dgmoe_ops.contiguous_alignment(96), dgmoe_ops.num_sms(8):
+        backend.run(request(op, form, m=256))
+    values = library.seen[-1][1]
+    assert values["mk_alignment_for_contiguous_layout"] == 128 and values["num_sms"] == 8
+
+
 def test_a_library_without_the_switch(pretend):
     pretend(Library(MASKED))
-    with pytest.raises(RuntimeError, match="has no set_pdl"), backend.pdl(True):
+    with pytest.raises(RuntimeError, match="has no set_pdl"), dgmoe_ops.pdl(True):
         backend.run(request())
 
 
 @pytest.mark.parametrize(
     ("scope", "value", "text"),
     [
-        (backend.num_sms, 0, "count must be at least 1, got 0"),
-        (backend.num_sms, True, "count must be at least 1, got True"),
-        (backend.contiguous_alignment, 100, "rows must be 32, 64, 96 or 128, got 100"),
-        (backend.pdl, 1, "enabled must be True or False, got 1"),
+        (dgmoe_ops.num_sms, 0, "count must be at least 1, got 0"),
+        (dgmoe_ops.num_sms, True, "count must be at least 1, got True"),
+        (dgmoe_ops.contiguous_alignment, 100, "rows must be 32, 64, 96 or 128, got 100"),
+        (dgmoe_ops.pdl, 1, "enabled must be True or False, got 1"),
     ],
 )
 def test_scopes_check_their_argument(scope, value, text):
@@ -137,7 +153,7 @@ def test_overlap_is_refused_with_the_reason(pretend):
     pretend(library)
     signal = torch.zeros(4, dtype=torch.int32)
     match = "not available: .* of sgl-deep-gemm .* takes no enable_overlap, max_block_n, signal"
-    with pytest.raises(RuntimeError, match=match), backend.down_gemm_overlap(signal):
+    with pytest.raises(RuntimeError, match=match), dgmoe_ops.down_gemm_overlap(signal):
         pass
 
 
@@ -152,13 +168,26 @@ def test_overlap_where_the_library_takes_it(pretend):
     library.m_grouped_fp8_gemm_nt_masked = masked
     pretend(library)
     signal = torch.zeros(4, dtype=torch.int32)
-    with backend.down_gemm_overlap(signal, max_block_n=160) as told:
+    with dgmoe_ops.down_gemm_overlap(signal, max_block_n=160) as told:
         backend.run(request())
-        backend.run(request(F8_CONTIG))  # has no overlap and is not told of it
+        backend.run(request("gemm_nt_bf16bf16f32"))  # no grouped GEMM: nobody waits for it
     assert got == {"enable_overlap": True, "max_block_n": 160, "signal": signal}
-    assert told.result == (64, 3) and not library.calls[-1][2]
+    assert told.result == (64, 3)
     backend.run(request())
-    assert not got["enable_overlap"] and not overlap.active()
+    assert not got["enable_overlap"] and not scopes.overlap_active()
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.startswith("grouped") and op != F8_MASKED])
+def test_a_grouped_gemm_that_would_not_signal_is_refused(pretend, op):
+    """Whoever waits for its tiles would wait for ever."""
+    library = Library()
+    library.m_grouped_fp8_gemm_nt_masked = lambda *a, enable_overlap, max_block_n, signal: None
+    pretend(library)
+    match = f"dgmoe::{op}: overlap of the down GEMM is not available: this GEMM on SM90 would never"
+    signal = torch.zeros(4, dtype=torch.int32)
+    with dgmoe_ops.down_gemm_overlap(signal), pytest.raises(RuntimeError, match=match):
+        backend.run(request(op))
+    assert not library.calls
 
 
 def test_no_direct_call_passes_an_overlap_by(pretend, monkeypatch):
@@ -168,16 +197,16 @@ def test_no_direct_call_passes_an_overlap_by(pretend, monkeypatch):
     library = Library(CONTIG)
     library.m_grouped_fp8_gemm_nt_masked = lambda *a, enable_overlap, max_block_n, signal: None
     pretend(library)
-    with backend.down_gemm_overlap(torch.zeros(4, dtype=torch.int32)):
+    with dgmoe_ops.down_gemm_overlap(torch.zeros(4, dtype=torch.int32)):
         assert told == [1]
     assert told == [1, -1]
 
 
 def test_overlap_checks_its_arguments():
     with pytest.raises(ValueError, match="signal must be contiguous int32"):
-        backend.down_gemm_overlap(torch.zeros(4)).__enter__()
+        dgmoe_ops.down_gemm_overlap(torch.zeros(4)).__enter__()
     with pytest.raises(ValueError, match="max_block_n must be a positive multiple of 8, got 12"):
-        backend.down_gemm_overlap(torch.zeros(4, dtype=torch.int32), 12).__enter__()
+        dgmoe_ops.down_gemm_overlap(torch.zeros(4, dtype=torch.int32), 12).__enter__()
 
 
 # ---- direct calls: what a release's wrapper passes on is recorded ----
@@ -241,8 +270,6 @@ def test_the_two_sides_number_alike():
     import re
     from pathlib import Path
 
-    from dgmoe_ops.backends.deep_gemm.rules import Form
-
     folder = Path(__file__).parents[2] / "csrc" / "gemm"
     text = "".join((folder / "deep_gemm" / f"deep_gemm.{end}").read_text() for end in ("cu", "cuh"))
 
@@ -254,13 +281,8 @@ def test_the_two_sides_number_alike():
         return "".join(part.capitalize() for part in name.split("_"))
 
     assert names("Argument") == [camel(a.name) for a in Argument]
-    assert names("Form") == [camel(f.name) for f in Form]
-    assert (
-        len(names("DeepGemmOp"))
-        == len(backend.OPS)
-        == int(re.search(r"kDeepGemmOps = (\d+)", text)[1])
-    )
-    for name, op in zip(names("DeepGemmOp"), backend.OPS, strict=True):
+    assert len(names("DeepGemmOp")) == len(OPS) == int(re.search(r"kDeepGemmOps = (\d+)", text)[1])
+    for name, op in zip(names("DeepGemmOp"), OPS, strict=True):
         source = (folder / f"{op}.cu").read_text()
         assert f"DeepGemmOp::k{name}" in source and f'"{op}"' in source
 
@@ -304,16 +326,16 @@ def test_exponents_are_looked_at_where_the_tensor_core_takes_them(pretend, sane)
     counts = torch.tensor([1, 0], dtype=torch.int32)
     made = request(F8_MASKED, ScaleLayout.PACKED_UE8M0, info=counts)
     backend.run(made)
-    made.a_scale[1] = 0  # no expert's tile: never read
-    made.a_scale[0, :, 0] = 0x00007F7F  # past the last group
+    made.operands.a_scale[1] = 0  # no expert's tile: never read
+    made.operands.a_scale[0, :, 0] = 0x00007F7F  # past the last group
     backend.run(made)
-    made.a_scale[0, 5, 0] = 0x7F7FFF7F  # a NaN exponent in the second group
+    made.operands.a_scale[0, 5, 0] = 0x7F7FFF7F  # a NaN exponent in the second group
     match = r"a_scale must hold positive powers of two .* got exponent byte 255 at \[0, 5, 1\]"
     with pytest.raises(ValueError, match=match):
         backend.run(made)
-    made.a_scale[0, 5, 0] = 0x7F7F7F7F
-    made.b_scale[1, 3, 0] = 0x7F7F7F00
+    made.operands.a_scale[0, 5, 0] = 0x7F7F7F7F
+    made.operands.b_scale[1, 3, 0] = 0x7F7F7F00
     with pytest.raises(ValueError, match=r"b_scale must .* got exponent byte 0 at \[1, 3, 0\]"):
         backend.run(made)
     pretend(Library(MASKED))
-    backend.run(request(a_scale=request().a_scale.fill_(3.3)))  # SM90 takes any fp32 scale
+    backend.run(request(a_scale=request().operands.a_scale.fill_(3.3)))  # SM90 takes any fp32 scale

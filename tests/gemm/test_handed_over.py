@@ -15,6 +15,7 @@ from helpers import replace_gemms
 import dgmoe_ops
 from dgmoe_ops.backends import deep_gemm, platforms
 from dgmoe_ops.backends.deep_gemm import library
+from dgmoe_ops.backends.request import Operands, request_of
 
 ALL_NAMES = tuple(dict.fromkeys(names[0] for names in library.FUNCTION_NAMES.values()))
 TMA_BYTES = 16
@@ -87,8 +88,10 @@ def through_adapter(name: str, real):
         a, a_scale, b, b_scale = args[:4] if scaled else (args[0], None, args[1], None)
         info, *expected_m = args[4:] if scaled else args[2:]
         out = torch.empty_like(d)
-        numbers = (expected_m[0] if expected_m else 0, recipe_a, recipe_b, None)
-        deep_gemm.run(deep_gemm.Request(name, a, a_scale, b, b_scale, info, *numbers, out, None))
+        operands = Operands(a, a_scale, b, b_scale, info, out)
+        named = {"granularity_a": recipe_a, "granularity_b": recipe_b}
+        hint = expected_m[0] if expected_m else 0
+        deep_gemm.run(request_of(name, operands, expected_m=hint, **named))
         return d
 
     return gemm

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from deep_gemm_stand_in import (
 )
 
 from dgmoe_ops.backends import entry, triton
-from dgmoe_ops.backends.deep_gemm import contiguous_alignment, num_sms, overlap
-from dgmoe_ops.backends.triton.tiles import Product, choose, expected_rows
+from dgmoe_ops.backends.scopes import Overlap, contiguous_alignment, num_sms, scope
+from dgmoe_ops.backends.triton.tiles import choose, expected_rows
+from dgmoe_ops.formats.gemm import GroupedGemmSpec
+from dgmoe_ops.formats.layout import Layout
 from dgmoe_ops.formats.layouts import ScaleLayout
 
 MASKED = "m_grouped_fp8_gemm_nt_masked"
@@ -57,12 +60,12 @@ def test_mx_on_sm90_is_tritons(pretend, launched, op, recipe):  # noqa: F811
     library = pretend(Library(MASKED))
     made = mx_request(op, recipe)
     entry.run(made)
-    (product, config, m, _, sms), tensors = launched
-    assert product == Product(made.masked, recipe == "mxfp4", 2, made.n, made.k, made.recipe_a[1])
-    assert config == choose(product, expected_rows(product, made.m, made.expected_m))
-    assert (m, sms) == (made.m, None)
-    assert len(tensors) == 6 and tensors[-1] is made.d
-    for got, given in zip(tensors, made[1:6], strict=False):
+    (spec, config, _, sms), tensors = launched
+    assert spec == made.spec and spec.fp4 == (recipe == "mxfp4")
+    assert config == choose(spec, expected_rows(spec))
+    assert sms is None
+    assert len(tensors) == 6 and tensors[-1] is made.operands.d
+    for got, given in zip(tensors, made.operands, strict=False):
         assert got.data_ptr() == given.data_ptr()
     assert not library.calls
 
@@ -79,7 +82,7 @@ def test_a_second_call_compiles_nothing(pretend, launched):  # noqa: F811
     pretend(Library(MASKED))
     for _ in range(2):
         entry.run(mx_request(F8_MASKED, "mxfp4"))
-    assert [len(x) for x in launched] == [5, 6, 6]
+    assert [len(x) for x in launched] == [4, 6, 6]
     with num_sms(20):
         entry.run(mx_request(F8_MASKED, "mxfp4"))
     assert launched[3][-1] == 20
@@ -99,11 +102,11 @@ def test_k_in_whole_blocks(pretend, launched, recipe):  # noqa: F811
 def test_other_forms_are_refused(pretend, launched):  # noqa: F811
     pretend(Library(MASKED))
     made = mx_request(F8_MASKED, "mxfp4")
-    plain = made._replace(b_scale=made.b_scale.contiguous())
+    plain = made.with_operands(b_scale=made.operands.b_scale.contiguous())
     with pytest.raises(ValueError, match="b_scale must be packed UE8M0 int32, MN-major, on SM90"):
         entry.run(plain)
     with pytest.raises(ValueError, match=r"recipe_a must be \(1, 128\) for int8 b on SM90"):
-        entry.run(made._replace(recipe_a=(1, 32)))
+        entry.run(made.with_spec(granularity_a=(1, 32)))
     with pytest.raises(ValueError, match="a must have a multiple of 128 rows"):
         entry.run(mx_request(F8_CONTIG, "mxfp8", m=192))
     with contiguous_alignment(64), pytest.raises(ValueError, match="alignment must be one of 128"):
@@ -111,11 +114,14 @@ def test_other_forms_are_refused(pretend, launched):  # noqa: F811
     assert not launched
 
 
-def test_overlap_is_refused(pretend, launched, monkeypatch):  # noqa: F811
+@pytest.mark.parametrize("op", OPS)
+def test_overlap_is_refused(pretend, launched, op):  # noqa: F811
     pretend(Library(MASKED))
-    monkeypatch.setattr(overlap, "active", lambda: True)
-    with pytest.raises(RuntimeError, match="overlap of the down GEMM is not available for MX"):
-        entry.run(mx_request(F8_MASKED, "mxfp8"))
+    match = f"dgmoe::{op}: overlap of the down GEMM is not available: this GEMM on SM90"
+    signal = torch.zeros(4, dtype=torch.int32)
+    with scope(overlap=Overlap(signal)), pytest.raises(RuntimeError, match=match):
+        entry.run(mx_request(op, "mxfp8"))
+    assert not launched
 
 
 def test_a_missing_triton_is_named(pretend, monkeypatch):  # noqa: F811
@@ -133,7 +139,7 @@ def test_sanity_mode_names_the_element(pretend, launched, monkeypatch):  # noqa:
     monkeypatch.setenv("DGMOE_SANITY_CHECK", "1")
     monkeypatch.setattr("dgmoe_ops._sanity.looks_at", lambda tensor: True)
     made = mx_request(F8_CONTIG, "mxfp4")
-    made.info[:2] = torch.tensor([1, 0])
+    made.operands.info[:2] = torch.tensor([1, 0])
     with pytest.raises(ValueError, match=r"one expert in each .*block.* got 0 at \[1\] after 1"):
         entry.run(made)
 
@@ -141,27 +147,31 @@ def test_sanity_mode_names_the_element(pretend, launched, monkeypatch):  # noqa:
 # ---- tiles ----
 
 
+def spec_of(layout=Layout.MASKED, fp4=True, k=2048, m=4096, expected_m=7) -> GroupedGemmSpec:
+    columns = (1, 128) if fp4 else (1, 32)
+    return GroupedGemmSpec(layout, 8, m, 256, k, expected_m, columns, (1, 32), fp4)
+
+
 def test_rows_of_an_expert():
-    masked, contig = (Product(x, True, 8, 256, 512, 128) for x in (True, False))
-    assert expected_rows(masked, 4096, 7) == 7
-    assert expected_rows(contig, 8 * 128, 0) == 1
-    assert expected_rows(contig, 24 * 128, 0) == 257
-    assert expected_rows(contig._replace(experts=0), 128, 0) == 1
+    assert expected_rows(spec_of()) == 7
+    contig = spec_of(Layout.CONTIG, expected_m=0)
+    assert expected_rows(dataclasses.replace(contig, m=7 * 128)) == 1
+    assert expected_rows(dataclasses.replace(contig, m=24 * 128)) == 257
 
 
 @pytest.mark.parametrize("fp4", [False, True])
 def test_tiles_grow_with_rows(fp4):
-    sizes = [choose(Product(True, fp4, 8, 256, 2048, 128), r) for r in (1, 20, 32, 100, 1e9)]
+    sizes = [choose(spec_of(fp4=fp4), r) for r in (1, 20, 32, 100, 1e9)]
     rows = [tile.block_m for tile in sizes]
     assert rows == sorted(rows) and rows[0] == 16 and rows[-1] == 128
-    short = choose(Product(True, fp4, 8, 256, 512, 128), 1)
+    short = choose(spec_of(fp4=fp4, k=512), 1)
     assert short.stages == 3
 
 
 def test_compiling_ahead_needs_no_gpu(launched):
-    product = Product(True, True, 8, 256, 512, 128)
-    triton.compile_for(product, 64)
-    assert launched == [(product, choose(product, 64))]
+    spec = spec_of(expected_m=64)
+    triton.compile_for(spec)
+    assert launched == [(spec, choose(spec, 64))]
 
 
 def test_it_is_imported_lazily():

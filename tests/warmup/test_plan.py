@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, layouts, plan_warmup
+from dgmoe_ops.formats.gemm import GroupedGemmSpec
+from dgmoe_ops.formats.layout import Layout
 from dgmoe_ops.formats.recipes import RECIPES
 from dgmoe_ops.warmup.run import KernelCall
 
@@ -32,16 +34,21 @@ def by_hand(shape: LayerShape, tokens: int, layout: str) -> set[KernelCall]:
         return set()
     to = RECIPES[shape.recipe].k_multiple
     hidden, inter = (-(-size // to) * to for size in (shape.hidden, shape.intermediate))
-    kind = "bf16" if shape.recipe == "bf16" else "f8f8bf16"
+    mx = {"mxfp8": ((1, 32), (1, 32)), "mxfp4": ((1, 128), (1, 32))}
+    columns = mx.get(shape.recipe, (None, None))
     total = shape.num_experts or shape.experts
     if layout == "masked":
         m, hint, aligned = layouts.slab_rows(tokens), -(-tokens * shape.top_k // total), None
     else:
         m = layouts.contig_rows(tokens * shape.top_k, shape.experts, 128)
-        hint, aligned = None, 128
+        hint, aligned = 0, 128
     return {
         KernelCall(
-            f"grouped_gemm_nt_{kind}_{layout}", m, n, k, shape.experts, hint, shape.recipe, aligned
+            GroupedGemmSpec(
+                Layout(layout), shape.experts, m, n, k, hint, *columns, shape.recipe == "mxfp4"
+            ),
+            shape.recipe,
+            aligned,
         )
         for n, k in ((2 * inter, hidden), (-(-shape.hidden // 8) * 8, inter))
     }
@@ -68,8 +75,8 @@ def test_huge_spans_stay_cheap_and_whole() -> None:
     """No count is asked for one by one: the span has 16 million."""
     shape = LayerShape(8, 256, 128, 1, "bf16", num_experts=2**20)
     plan = plan_warmup(shape, tokens=(1, 2**20), layouts="masked")
-    assert len({call.m for call in plan}) == 2**20 // 256
-    assert {call.expected_m for call in plan} == {1}
+    assert len({call.spec.m for call in plan}) == 2**20 // 256
+    assert {call.spec.expected_m for call in plan} == {1}
 
 
 def test_ways_to_name_token_counts() -> None:

@@ -12,7 +12,8 @@ from helpers import replace_gemms
 
 import dgmoe_ops
 from dgmoe_ops import LayerShape, config, plan_warmup, warmup
-from dgmoe_ops.backends.deep_gemm import jit_cache, scopes
+from dgmoe_ops.backends import scopes
+from dgmoe_ops.backends.deep_gemm import jit_cache
 from dgmoe_ops.formats.layouts import Layout
 from dgmoe_ops.formats.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
@@ -40,7 +41,7 @@ class Compiler:
 
     def __call__(self, call) -> None:
         self.calls.append(call)
-        name = "kernel.x." + "_".join(map(str, (*call.group, call.m // 256)))
+        name = "kernel.x." + "_".join(map(str, (*call.group, call.spec.m // 256)))
         (self.cache / name).mkdir(parents=True, exist_ok=True)
 
 
@@ -78,7 +79,9 @@ def test_the_largest_call_of_a_group_is_first(tmp_path) -> None:
     _, compiler = run(tmp_path)
     groups = {call.group for call in compiler.calls}
     for group in groups:
-        rows = [(call.m, call.expected_m or 0) for call in compiler.calls if call.group == group]
+        rows = [
+            (call.spec.m, call.spec.expected_m) for call in compiler.calls if call.group == group
+        ]
         assert rows == sorted(rows, reverse=True)
 
 
@@ -90,7 +93,7 @@ def test_counting_is_injectable(tmp_path) -> None:
         return set(seen)
 
     report, _ = run(
-        tmp_path, runner=lambda call: seen.append(str(call.m)), list_kernels=list_kernels
+        tmp_path, runner=lambda call: seen.append(str(call.spec.m)), list_kernels=list_kernels
     )
     assert report.compiled == len(set(seen))
 
@@ -149,9 +152,10 @@ def test_bytes_are_those_of_the_tensors(recipe, packed, monkeypatch) -> None:
         runner(call)
         monkeypatch.undo()
         storage = sum(tensor.untyped_storage().nbytes() for tensor in given)
-        rows = call.m * (call.experts if call.masked else 1)
+        rows = call.spec.m * (call.spec.experts if call.spec.masked else 1)
         assert (
-            weight_bytes(call, packed) + operand_bytes(call, packed) == storage + rows * call.n * 2
+            weight_bytes(call, packed) + operand_bytes(call, packed)
+            == storage + rows * call.spec.n * 2
         )
 
 
@@ -191,7 +195,10 @@ def test_a_layer_calls_what_the_plan_names(monkeypatch) -> None:
                 prepared = torch.nn.Module()
                 prepared.w13, prepared.w2 = args[3], args[5]
                 plan = plan_warmup(prepared, tokens=[tokens], top_k=2, layouts=layout)
-                assert made == [(call.op, ((*call.rows, call.k), call.expected_m)) for call in plan]
+                assert made == [
+                    (call.op, ((*call.spec.rows, call.spec.k), call.spec.expected_m or None))
+                    for call in plan
+                ]
 
 
 def test_own_weights_are_used_and_cost_nothing(tmp_path) -> None:

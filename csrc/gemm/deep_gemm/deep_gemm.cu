@@ -60,17 +60,14 @@ enum class Argument : int64_t {
 constexpr int kArgumentKinds = 14;
 constexpr int kMostArguments = 24;
 
-// In the order of Form in dgmoe_ops/backends/deep_gemm/rules.py.
-enum class Form : int64_t { kNone, kFp32MnMajor, kFp32Plain, kPackedMnMajor };
-
 struct Native {
   FfiFunction function = nullptr;
   FfiTakeError take_error = nullptr;
   FfiRelease release = nullptr;
   int32_t count = 0;
   std::array<Argument, kMostArguments> arguments{};
-  Form a_scale = Form::kNone;
-  Form b_scale = Form::kNone;
+  std::optional<ScaleLayout> a_scale;  // none for bf16
+  std::optional<ScaleLayout> b_scale;
 };
 
 // ---- what this process has done so far ----
@@ -102,14 +99,23 @@ State& state() {
   return *instance;
 }
 
-thread_local int64_t thread_settings = 0;  // of the scope that this thread is in, as a hash
+thread_local GemmSettings thread_settings;
 
 bool is_fp4(const Tensor& b) { return dtype_of(b) == ScalarType::Char; }
+
+// What of the thread's settings a kernel of the library is chosen by. The alignment of segments
+// concerns no other GEMM.
+int64_t settings_of(const DeepGemmCall& call) {
+  const GemmSettings& s = thread_settings;
+  const bool contig =
+      call.op == DeepGemmOp::kGroupedF8Contig || call.op == DeepGemmOp::kGroupedBf16Contig;
+  return ((contig ? s.alignment : 0) * 4 + s.pdl + 1) * (int64_t{1} << 32) + s.num_sms;
+}
 
 Shape shape_of(const DeepGemmCall& call) {
   return {static_cast<int64_t>(call.op),
           call.a->get_device_index(),
-          thread_settings,
+          settings_of(call),
           call.experts,
           call.m,
           call.n,
@@ -122,11 +128,11 @@ Shape shape_of(const DeepGemmCall& call) {
 
 // ---- the direct call ----
 
-bool has_form(const Tensor* scale, Form form) {
-  if (scale == nullptr) return form == Form::kNone;
-  const bool packed = form == Form::kPackedMnMajor;
+bool has_layout(const Tensor* scale, std::optional<ScaleLayout> layout) {
+  if (scale == nullptr || !layout.has_value()) return scale == nullptr && !layout.has_value();
+  const bool packed = *layout == ScaleLayout::kPackedUe8m0;
   if (dtype_of(*scale) != (packed ? ScalarType::Int : ScalarType::Float)) return false;
-  if (form == Form::kFp32Plain) return scale->is_contiguous();
+  if (*layout == ScaleLayout::kRowMajor) return scale->is_contiguous();
   const int64_t dim = scale->dim();
   const int64_t leading = tma_aligned(scale->size(dim - 2));
   return scale->stride(dim - 1) == leading &&
@@ -226,7 +232,7 @@ struct InFlight {
 // Tries the direct call of a shape that has run before.
 bool try_directly(const Native& native, const DeepGemmCall& call) {
   if (native.function == nullptr || call.recipe_a_columns > 0) return false;
-  if (!has_form(call.a_scale, native.a_scale) || !has_form(call.b_scale, native.b_scale)) {
+  if (!has_layout(call.a_scale, native.a_scale) || !has_layout(call.b_scale, native.b_scale)) {
     return false;
   }
   if (!on_16_bytes(*call.a) || !on_16_bytes(*call.b) || !on_16_bytes(*call.d)) return false;
@@ -294,19 +300,21 @@ void bind(int64_t op, int64_t function, int64_t take_error, int64_t release,
                arguments[i]);
     native.arguments[i] = static_cast<Argument>(arguments[i]);
   }
-  native.a_scale = static_cast<Form>(a_scale);
-  native.b_scale = static_cast<Form>(b_scale);
+  if (a_scale >= 0) native.a_scale = check.scale_layout(a_scale);
+  if (b_scale >= 0) native.b_scale = check.scale_layout(b_scale);
   std::unique_lock lock(state().mutex);
   state().native[op] = native;
 }
 
-void enter_scope(int64_t entered, int64_t settings) {
-  thread_settings = settings;
+void enter_scope(int64_t entered, int64_t alignment, int64_t num_sms, int64_t pdl, bool overlap) {
+  thread_settings = {alignment, num_sms, pdl, overlap};
   state().scopes.fetch_add(entered);
   while (entered > 0 && state().direct.load() != 0) std::this_thread::yield();
 }
 
 }  // namespace
+
+const GemmSettings& gemm_settings() { return thread_settings; }
 
 void deep_gemm(const CudaScope& scope, const DeepGemmCall& call) {
   // The library refuses empty operands. Contiguous rows without experts are padding, all of them.
@@ -344,9 +352,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) {
   m.def(
       "_deep_gemm_bind(int op, int function, int take_error, int release, int[] arguments, int"
       " a_scale, int b_scale) -> ()");
-  m.def("_deep_gemm_scope(int entered, int settings) -> ()");
+  m.def("_gemm_scope(int entered, int alignment, int num_sms, int pdl, bool overlap) -> ()");
 }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CompositeExplicitAutograd, m) {
   m.impl("_deep_gemm_bind", DGMOE_BOX(dgmoe::bind));
-  m.impl("_deep_gemm_scope", DGMOE_BOX(dgmoe::enter_scope));
+  m.impl("_gemm_scope", DGMOE_BOX(dgmoe::enter_scope));
 }

@@ -8,6 +8,15 @@
 
 namespace dgmoe {
 
+// What the scopes that this thread is in ask for (dgmoe_ops/backends/scopes.py).
+struct GemmSettings {
+  int64_t alignment = 0;  // of segments; 0 where nothing is asked
+  int64_t num_sms = 0;    // likewise
+  int64_t pdl = -1;       // 0 or 1; -1 where nothing is asked
+  bool overlap = false;
+};
+const GemmSettings& gemm_settings();
+
 // In the order of OPS in dgmoe_ops/backends/request.py.
 enum class DeepGemmOp : int64_t {
   kGroupedF8Masked,

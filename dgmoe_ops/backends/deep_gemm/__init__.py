@@ -13,24 +13,18 @@ from __future__ import annotations
 import torch
 
 from ... import _sanity, config
-from ...formats.layouts import CONTIG_ALIGNMENT
-from ..request import OPS, Request, refuse
-from . import library, native, overlap, rules, sanity, scopes
+from .. import sanity, scopes
+from ..request import Request
+from . import library, native, rules
 from .overlap import down_gemm_overlap
-from .scopes import contiguous_alignment, num_sms, pdl
 from .versions import WHEELS, fitting_wheel, misfit_message, version
 
 __all__ = [
-    "OPS",
     "WHEELS",
-    "Request",
-    "contiguous_alignment",
     "describe",
     "down_gemm_overlap",
     "fitting_wheel",
     "misfit_message",
-    "num_sms",
-    "pdl",
     "prove_fit",
     "run",
     "version",
@@ -41,23 +35,21 @@ def run(request: Request) -> None:
     """Check what the library would not, and run one GEMM by it.
 
     Raises:
-        ValueError: a size, form or recipe that does not run on this architecture.
-        RuntimeError: no library that fits.
+        ValueError: a size, scale layout, granularity or alignment that does not run there.
+        RuntimeError: no library that fits, or an overlap that nobody would signal.
     """
-    arch_major = library.arch_major(request.a.get_device())
-    settings = scopes.current()
-    alignment = settings.alignment or CONTIG_ALIGNMENT
+    arch_major = library.arch_major(request.operands.a.get_device())
     rule = rules.rule_of(arch_major)
-    if rule is not None and settings.alignment and alignment not in rule.alignments:
-        legal = ", ".join(map(str, rule.alignments))
-        raise refuse(request.op, "alignment", f"be one of {legal} on {rule.name}", alignment)
+    if rule is not None:
+        scopes.check(request, rule.name, rule.alignments, request.op == scopes.OVERLAP_OP)
+    alignment = scopes.alignment_of(request)
     rules.check_sizes(request, alignment)
     request, recipes = rules.check_scales(request, arch_major)
-    if config.sanity_check() and _sanity.looks_at(request.a):
+    if config.sanity_check() and _sanity.looks_at(request.operands.a):
         exponents = rule is not None and rule.powers_of_two
         sanity.check_request(request, exponents, alignment)
     module, function = library.call(request, recipes)
-    if not recipes and not overlap.active():
+    if not recipes and not scopes.overlap_active():
         native.bind(module, function, request, arch_major)
 
 

@@ -13,8 +13,11 @@ from types import ModuleType
 import torch
 
 from ... import config
+from ...formats.layout import Layout
+from ...formats.recipes import Granularity
+from .. import scopes
 from ..request import OPS, Request
-from . import jit_cache, overlap, scopes
+from . import jit_cache, overlap, switches
 from .versions import misfit, version
 
 #: What each op's function is called, newest name first; the releases differ.
@@ -131,13 +134,13 @@ def _keep_home(device_index: int) -> None:
     _home = device_index
 
 
-def call(request: Request, recipes: dict[str, tuple[int, int]]) -> tuple[ModuleType, Callable]:
+def call(request: Request, recipes: dict[str, Granularity]) -> tuple[ModuleType, Callable]:
     """Call the library's function for a checked request; return the library and the function.
 
     Raises:
         RuntimeError: no library that fits, one without this function, or another GPU has used it.
     """
-    index = request.a.get_device()
+    index = request.operands.a.get_device()
     _keep_home(index)
     if index >= 0 and index != torch.cuda.current_device():
         with torch.cuda.device(index):
@@ -145,36 +148,36 @@ def call(request: Request, recipes: dict[str, tuple[int, int]]) -> tuple[ModuleT
     return _call(request, recipes)
 
 
-def _call(request: Request, recipes: dict[str, tuple[int, int]]) -> tuple[ModuleType, Callable]:
-    module = proven(request.a.device)
+def _call(request: Request, recipes: dict[str, Granularity]) -> tuple[ModuleType, Callable]:
+    module = proven(request.operands.a.device)
     function = find_function(module, request.op)
     if function is None:
         raise misfit(f"it has none of {', '.join(FUNCTION_NAMES[request.op])}")
     args, kwargs = arguments(request)
     kwargs = {**kwargs, **recipes}
     _refuse_unknown(function, request.op, recipes)
-    with scopes.applied(module, scopes.current()), overlap.arguments(function, request) as more:
+    settings = scopes.settings_of(request)
+    with switches.applied(module, settings), overlap.arguments(function, request) as more:
         more.result = function(*args, **kwargs, **more.kwargs)
     return module, function
 
 
 def arguments(request: Request) -> tuple[tuple, dict]:
     """The arguments that every release takes for an op, recipes aside."""
-    a, b = (request.a, request.a_scale), (request.b, request.b_scale)
+    x, layout = request.operands, request.spec.layout
     if request.op == "tf32_hc_prenorm_gemm":
-        return (request.a, request.b, request.d, request.sqr_sum, request.num_splits), {}
-    if request.a_scale is None:
-        a, b = request.a, request.b
-    if request.masked:
-        return (a, b, request.d, request.info, request.expected_m), {}
-    if request.grouped:
-        return (a, b, request.d, request.info), {}
+        return (x.a, x.b, x.d, x.sqr_sum, request.num_splits), {}
+    a, b = (x.a, x.b) if x.a_scale is None else ((x.a, x.a_scale), (x.b, x.b_scale))
+    if layout is Layout.MASKED:
+        return (a, b, x.d, x.info, request.spec.expected_m), {}
+    if layout is Layout.CONTIG:
+        return (a, b, x.d, x.info), {}
     if request.op == "gemm_nt_mxfp8_f8f8bf16":
-        return (a, b, request.d), {"disable_ue8m0_cast": True}
-    return (a, b, request.d), {}
+        return (a, b, x.d), {"disable_ue8m0_cast": True}
+    return (a, b, x.d), {}
 
 
-def _refuse_unknown(function: Callable, op: str, recipes: dict[str, tuple[int, int]]) -> None:
+def _refuse_unknown(function: Callable, op: str, recipes: dict[str, Granularity]) -> None:
     """Refuse recipes that the installed release cannot be told."""
     if recipes and lacking(function, ("recipe_a",), unknown=()):
         raise RuntimeError(

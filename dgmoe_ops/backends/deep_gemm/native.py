@@ -17,12 +17,13 @@ from pathlib import Path
 import torch
 
 from ... import config
-from ..request import OPS, Request
-from .rules import Form, rule_of
+from ..request import OPS, Operands, Request
+from .rules import rule_of
 from .versions import binding, version
 
 #: The C functions are `__tvm_ffi_<name>`, of tvm-ffi's safe call type.
 _PREFIX = "__tvm_ffi_"
+_NO_SCALES = -1  # instead of a ScaleLayout
 _bound: set[str] = set()  # ops that are bound, or that cannot be
 
 
@@ -105,17 +106,18 @@ def record(function: Callable, args: tuple, kwargs: dict) -> tuple[str, list[Arg
 
 def stand_ins(request: Request) -> Request:
     """The request with a stand-in for everything that changes from call to call."""
-    scaled = request.a_scale is not None
-    return request._replace(
+    scaled = request.operands.a_scale is not None
+    operands = Operands(
         a=_STAND_INS[Argument.A],
         a_scale=_STAND_INS[Argument.A_SCALE] if scaled else None,
         b=_STAND_INS[Argument.B],
         b_scale=_STAND_INS[Argument.B_SCALE] if scaled else None,
         info=_STAND_INS[Argument.INFO],
-        expected_m=_STAND_INS[Argument.EXPECTED_M],
-        num_splits=_STAND_INS[Argument.NUM_SPLITS],
         d=_STAND_INS[Argument.D],
         sqr_sum=_STAND_INS[Argument.SQR_SUM],
+    )
+    return request.with_spec(expected_m=_STAND_INS[Argument.EXPECTED_M])._replace(
+        operands=operands, num_splits=_STAND_INS[Argument.NUM_SPLITS]
     )
 
 
@@ -149,14 +151,14 @@ def bind(module: types.ModuleType, function: Callable, request: Request, arch_ma
     except (OSError, AttributeError):
         return False
     rule = rule_of(arch_major)
-    scaled = request.a_scale is not None
+    scaled = request.operands.a_scale is not None
     torch.ops.dgmoe._deep_gemm_bind(
         OPS.index(request.op),
         target,
         take_error,
         release,
         [int(code) for code in codes],
-        int(rule.a_scale if scaled else Form.NONE),
-        int(rule.b_scale if scaled else Form.NONE),
+        int(rule.a_scale) if scaled else _NO_SCALES,
+        int(rule.b_scale) if scaled else _NO_SCALES,
     )
     return True

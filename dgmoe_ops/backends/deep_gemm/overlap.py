@@ -6,35 +6,18 @@ fit does (0.1.5 to 0.2.5 do not), so the scope mostly says so.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
+from .. import scopes
 from ..request import Request
-from . import scopes
+from ..scopes import OVERLAP_OP, Overlap
 from .versions import version
 
-_OP = "grouped_gemm_nt_f8f8bf16_masked"
 _KEYWORDS = ("enable_overlap", "max_block_n", "signal")
-_thread = threading.local()
-
-
-@dataclass
-class Overlap:
-    """What a masked GEMM inside the scope is told and what it tells.
-
-    Attributes:
-        signal: (experts * ceil(m / 64),) int32 zeros on the device: finished tiles a block of rows.
-        max_block_n: the widest tile of columns, so that tiles finish often.
-        result: what the library returned, (block_m, threshold) where it does.
-    """
-
-    signal: torch.Tensor
-    max_block_n: int = 256
-    result: object = None
 
 
 @dataclass
@@ -61,7 +44,8 @@ def unsupported(function: Callable) -> str | None:
 def down_gemm_overlap(signal: torch.Tensor, max_block_n: int = 256) -> Iterator[Overlap]:
     """Let the masked fp8 GEMMs of this thread signal finished tiles, within a `with`.
 
-    Give the combine its multiprocessors by `num_sms` around it.
+    Give the combine its multiprocessors by `num_sms` around it. Another grouped GEMM in the scope,
+    and one that DeepGEMM does not run, is refused: it would never signal.
 
     Args:
         signal: (experts * ceil(m / 64),) int32 zeros on the GEMM's device.
@@ -84,35 +68,23 @@ def down_gemm_overlap(signal: torch.Tensor, max_block_n: int = 256) -> Iterator[
             f" {max_block_n}"
         )
     module = load()
-    function = find_function(module, _OP)
-    why = f"it has no function for {_OP}" if function is None else unsupported(function)
+    function = find_function(module, OVERLAP_OP)
+    why = f"it has no function for {OVERLAP_OP}" if function is None else unsupported(function)
     if why is not None:
         raise RuntimeError(f"dgmoe_ops: overlap of the down GEMM is not available: {why}")
-    before = getattr(_thread, "overlap", None)
-    _thread.overlap = Overlap(signal, max_block_n)
-    # A direct call would not know of the further arguments.
-    scopes.tell_native(1, scopes.current())
-    try:
-        yield _thread.overlap
-    finally:
-        _thread.overlap = before
-        scopes.tell_native(-1, scopes.current())
-
-
-def active() -> bool:
-    """Whether this thread is in the scope."""
-    return getattr(_thread, "overlap", None) is not None
+    with scopes.scope(overlap=Overlap(signal, max_block_n)) as settings:
+        yield settings.overlap
 
 
 @contextmanager
 def arguments(function: Callable, request: Request) -> Iterator[Arguments]:
     """The further arguments of one call, and the way its result takes back to the scope."""
-    scope = getattr(_thread, "overlap", None)
-    if scope is None or request.op != _OP:
+    overlap = scopes.current().overlap
+    if overlap is None or request.op != OVERLAP_OP:
         yield Arguments()
         return
     more = Arguments(
-        {"enable_overlap": True, "max_block_n": scope.max_block_n, "signal": scope.signal}
+        {"enable_overlap": True, "max_block_n": overlap.max_block_n, "signal": overlap.signal}
     )
     yield more
-    scope.result = more.result
+    overlap.result = more.result

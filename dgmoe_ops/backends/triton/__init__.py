@@ -12,12 +12,14 @@ from collections.abc import Callable
 import torch
 
 from ... import _sanity, config
-from ...formats.layouts import CONTIG_ALIGNMENT
-from ..deep_gemm import overlap, rules, sanity, scopes
-from ..request import Request, refuse
-from .tiles import Config, Product, choose, expected_rows
+from ...formats.gemm import GroupedGemmSpec
+from ...formats.layouts import CONTIG_ALIGNMENT, ScaleLayout
+from .. import sanity, scopes
+from ..request import Request, check_addresses, refuse
+from ..scales import check_scale, with_tma_strides
+from .tiles import Config, choose, expected_rows
 
-__all__ = ["Config", "Product", "choose", "compile_for", "expected_rows", "run", "takes"]
+__all__ = ["Config", "choose", "compile_for", "expected_rows", "run", "takes"]
 
 ARCH_MAJOR = 9
 _ARCH = "SM90"
@@ -30,22 +32,10 @@ def takes(request: Request, arch_major: int) -> bool:
     SM90."""
     return (
         arch_major == ARCH_MAJOR
-        and request.recipe_b == _MX_B
-        and request.grouped
-        and request.b_scale is not None
-        and request.b_scale.dtype == torch.int32
-    )
-
-
-def product_of(request: Request) -> Product:
-    """What the kernel for a request is compiled for."""
-    return Product(
-        request.masked,
-        request.fp4,
-        request.experts,
-        request.n,
-        request.k,
-        request.recipe_a[1],
+        and request.spec.granularity_b == _MX_B
+        and request.spec.grouped
+        and request.operands.b_scale is not None
+        and request.operands.b_scale.dtype == torch.int32
     )
 
 
@@ -53,27 +43,24 @@ def check(request: Request) -> Request:
     """Check what the kernels do not; return the request with scales of whole columns.
 
     Raises:
-        ValueError: a size, form or recipe that the kernels do not take.
+        ValueError: a size, scale layout, granularity or alignment that the kernels do not take.
     """
-    op, settings = request.op, scopes.current()
-    if settings.alignment not in (None, CONTIG_ALIGNMENT):
-        raise refuse(op, "alignment", f"be one of 128 on {_ARCH}", settings.alignment)
-    for name, tensor in (("a", request.a), ("b", request.b), ("out", request.d)):
-        if tensor.data_ptr() % 16:
-            raise refuse(op, name, "start on 16 bytes on CUDA", "another address")
-    if request.k % 128:
-        raise refuse(op, "k", f"be a multiple of 128 for MX recipes on {_ARCH}", request.k)
-    if not request.masked and request.m % CONTIG_ALIGNMENT:
+    op, spec = request.op, request.spec
+    scopes.check(request, _ARCH, (CONTIG_ALIGNMENT,), overlaps=False)
+    check_addresses(request)
+    if spec.k % 128:
+        raise refuse(op, "k", f"be a multiple of 128 for MX recipes on {_ARCH}", spec.k)
+    if not spec.masked and spec.m % CONTIG_ALIGNMENT:
         must = f"have a multiple of {CONTIG_ALIGNMENT} rows on CUDA"
-        raise refuse(op, "a", must, request.m)
-    if request.fp4 and request.recipe_a != (1, 128):
-        raise refuse(op, "recipe_a", f"be (1, 128) for int8 b on {_ARCH}", request.recipe_a)
-    form = rules.Form.PACKED_MN_MAJOR
-    a_scale = rules.with_tma_strides(request.a_scale)
-    b_scale = rules.with_tma_strides(request.b_scale)
-    rules.check_scale(op, "a_scale", a_scale, form, _ARCH)
-    rules.check_scale(op, "b_scale", b_scale, form, _ARCH)
-    return request._replace(a_scale=a_scale, b_scale=b_scale)
+        raise refuse(op, "a", must, spec.m)
+    if spec.fp4 and spec.granularity_a != (1, 128):
+        must = f"be (1, 128) for int8 b on {_ARCH}"
+        raise refuse(op, "recipe_a", must, spec.granularity_a)
+    a_scale = with_tma_strides(request.operands.a_scale)
+    b_scale = with_tma_strides(request.operands.b_scale)
+    check_scale(op, "a_scale", a_scale, ScaleLayout.PACKED_UE8M0, _ARCH)
+    check_scale(op, "b_scale", b_scale, ScaleLayout.PACKED_UE8M0, _ARCH)
+    return request.with_operands(a_scale=a_scale, b_scale=b_scale)
 
 
 def _compiled():
@@ -96,34 +83,26 @@ def run(request: Request) -> None:
     """Check a request and run it.
 
     Raises:
-        ValueError: a size, form or recipe that the kernels do not take.
-        RuntimeError: no Triton, or a scope that they do not know.
+        ValueError: a size, scale layout, granularity or alignment that the kernels do not take.
+        RuntimeError: no Triton, or an overlap, which they do not signal.
     """
-    if overlap.active() and request.masked:
-        raise RuntimeError(
-            "dgmoe_ops: overlap of the down GEMM is not available for MX recipes on"
-            f" {_ARCH}, which Triton runs"
-        )
     request = check(request)
-    if config.sanity_check() and _sanity.looks_at(request.a):
+    spec, operands = request.spec, request.operands
+    if config.sanity_check() and _sanity.looks_at(operands.a):
         sanity.check_request(request, exponents=False, alignment=CONTIG_ALIGNMENT)
-    sms = scopes.current().num_sms
-    product = product_of(request)
-    key = (*product, request.m, request.expected_m, request.a.get_device(), sms)
+    device, sms = operands.a.get_device(), scopes.current().num_sms
+    key = (spec, device, sms)
     launch = _launchers.get(key)
     if launch is None:
-        device = request.a.get_device()
-        rows = expected_rows(product, request.m, request.expected_m)
-        launch = _compiled().launcher(product, choose(product, rows), request.m, device, sms)
+        launch = _compiled().launcher(spec, choose(spec, expected_rows(spec)), device, sms)
         _launchers[key] = launch
-    launch(request.a, request.a_scale, request.b, request.b_scale, request.info, request.d)
+    launch(*operands[:6])
 
 
-def compile_for(product: Product, rows: float) -> None:
-    """Compile the kernel that a product takes where an expert is expected to have `rows` rows, into
-    Triton's cache folder. Needs no GPU.
+def compile_for(spec: GroupedGemmSpec) -> None:
+    """Compile the kernel that a grouped GEMM takes into Triton's cache folder. Needs no GPU.
 
     Raises:
         RuntimeError: no Triton.
     """
-    _compiled().compile_kernel(product, choose(product, rows))
+    _compiled().compile_kernel(spec, choose(spec, expected_rows(spec)))

@@ -1,19 +1,10 @@
-"""Which tile a product takes, by what is known before it runs."""
+"""Which tile a grouped GEMM takes, by what is known before it runs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-
-class Product(NamedTuple):
-    """What a kernel is compiled for."""
-
-    masked: bool
-    fp4: bool  #: b is MXFP4, otherwise MXFP8
-    experts: int
-    n: int
-    k: int
-    a_columns: int  #: columns of a that share a scale: 32 or 128
+from ...formats.gemm import GroupedGemmSpec
 
 
 class Config(NamedTuple):
@@ -36,19 +27,19 @@ _TILES = (
 _FEW_COLUMNS = 1024  # of k: a deep pipeline is not worth its start
 
 
-def expected_rows(product: Product, m: int, expected_m: int) -> int:
+def expected_rows(spec: GroupedGemmSpec) -> int:
     """Rows that an expert is expected to have: of a masked call its hint; of a contiguous one as
     many as there are, less the half of a segment's last 128 rows that is padding on average."""
-    if product.masked:
-        return expected_m
-    experts = max(1, product.experts)
-    return max(1, (m // 128 - experts) * 128 // experts + 1)
+    if spec.masked:
+        return spec.expected_m
+    experts = max(1, spec.experts)
+    return max(1, (spec.m // 128 - experts) * 128 // experts + 1)
 
 
-def choose(product: Product, rows: float) -> Config:
-    """The tile for a product whose experts have about `rows` rows."""
+def choose(spec: GroupedGemmSpec, rows: float) -> Config:
+    """The tile for a grouped GEMM whose experts have about `rows` rows."""
     fp4, fp8 = next((fp4, fp8) for most, fp4, fp8 in _TILES if rows <= most)
-    config = fp4 if product.fp4 else fp8
-    if config.stages > 3 and product.k < _FEW_COLUMNS:
+    config = fp4 if spec.fp4 else fp8
+    if config.stages > 3 and spec.k < _FEW_COLUMNS:
         config = config._replace(stages=3)
     return config
