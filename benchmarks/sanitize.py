@@ -65,12 +65,12 @@ def run_sample(op: str, args: tuple, kwargs: dict, device: torch.device) -> None
     compare.assert_matches(op, clean, args, kwargs, approximates=device.type == "cuda")
 
 
-#: few rows in tiles of 8 and 16, with either width of weights, some rows and many
+#: sm90_mx_small_m in tiles of 8 and 16 rows, with either width of weights; medium; large
 _EXPECTED_ROWS = (1, 8, 40, 100)
-#: (experts, rows, hint) of slabs whose samples have every height of tiles of some rows, and 144
-#: rows of many
+#: (experts, rows, hint) of slabs whose samples have every tile height of sm90_mx_medium_m, and
+#: 144 rows for sm90_mx_large_m
 _SLABS = ((12, 90, 40), (12, 128, 40), (12, 144, 100))
-#: (experts, rows) whose segments leave room for some rows, and for few in tiles of 16
+#: (experts, rows) whose segments make medium M, and small M in tiles of 16
 _SEGMENTS = ((12, 90), (30, 140), (30, 150))
 
 

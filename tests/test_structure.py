@@ -111,10 +111,9 @@ def test_ops_come_as_triples() -> None:
         # Code that several ops share is no op; it belongs to the header without its suffix. What
         # stands in a folder of a room is such code.
         if path.parent.parent != CSRC:
-            assert any(
-                path.with_name(path.stem.removesuffix("_cuda") + suffix).exists()
-                for suffix in (".h", ".cuh")
-            ), f"{path} has no header"
+            assert any(path.with_suffix(suffix).exists() for suffix in (".h", ".cuh")), (
+                f"{path} has no header"
+            )
             continue
         stem = path.stem.removesuffix("_cpu").removesuffix("_cuda")
         if stem != path.stem and path.with_name(stem + ".cuh").exists():

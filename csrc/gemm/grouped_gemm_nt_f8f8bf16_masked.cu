@@ -1,7 +1,7 @@
 #include "grouped_gemm_nt_f8f8bf16_masked.h"
 
 #include "deep_gemm/deep_gemm.cuh"
-#include "sm90/mx_cuda.cuh"
+#include "sm90/mx_grouped_gemm.cuh"
 
 namespace dgmoe {
 namespace {
@@ -15,7 +15,7 @@ Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor
   GroupedGemmCall call = plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
                                                               expected_m, recipe_a, recipe_b, out);
   const GroupedGemmPlan& p = call.plan;
-  if (run_mx_product(scope, p, call.d)) return call.d;
+  if (run_mx_grouped_gemm(scope, p, call.d)) return call.d;
   // The library's own default is not that of FP4.
   const bool named = recipe_a.has_value() || p.b_fp4;
   deep_gemm(scope,

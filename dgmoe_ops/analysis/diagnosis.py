@@ -12,7 +12,7 @@ _TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
 _BUILD = "pip install --no-build-isolation -e ."
 #: what the kernels of dgmoe_ops do not take; `workspace` has the rule
 TRITON_RUNS = (
-    "what these do not take: beyond few rows an expert, slabs or segments of more than 8 GiB of"
+    "what these do not take: beyond sm90_mx_small_m, slabs or segments of more than 8 GiB of"
     " workspace and weights whose rows are no multiple of 8; and calls under DGMOE_SANITY_CHECK=1"
 )
 

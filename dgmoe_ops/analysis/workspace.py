@@ -1,8 +1,8 @@
 """The workspace of a grouped GEMM with MX weights on SM90: which kernel takes it, and what that
 allocates.
 
-Mirrors `run_mx_product` (csrc/gemm/sm90/mx_product_cuda.cu) and those it asks: `run_few_rows`,
-which allocates nothing, `run_some_rows` and `run_many_rows`, in the `_cuda.cu` of those names; for
+Mirrors `run_mx_grouped_gemm` (csrc/gemm/sm90/mx_grouped_gemm.cu) and the kernels that it chooses
+from: `sm90_mx_small_m`, which allocates nothing, `sm90_mx_medium_m` and `sm90_mx_large_m`; for
 operands on 16 bytes and without `DGMOE_SANITY_CHECK`. Triton takes what all refuse, and allocates
 nothing either. A test holds the numbers against those sources.
 """
@@ -17,17 +17,17 @@ ARCH = 90
 K_MULTIPLE = 128
 INT32_MAX = 2**31 - 1
 
-FEW_ROWS = 14  #: kFewRowsMost
-SOME_ROWS = 72  #: kSomeRowsMost
-FEW_EXPERTS = 65535  #: kFewRowsExperts
-FEW_ITEMS = 1024  #: kFewRowsItems: experts, or segments
-FEW_WEIGHTS = 64  #: kFewRowsWeights
+SMALL_M_MAX_ROWS = 14  #: kSmallMMaxRows
+MEDIUM_M_MAX_ROWS = 72  #: kMediumMMaxRows
+SMALL_M_MAX_EXPERTS = 65535  #: kSmallMMaxExperts
+SMALL_M_MAX_SEGMENTS = 1024  #: kSmallMMaxSegments: experts, or segments
+SMALL_M_BLOCK_N = 64  #: kSmallMBlockN
 
-PAIR_EXPERTS = 2048  #: kPairMostExperts: of slabs, multiplied at once
-PAIR_ROW_BYTES = 8 << 30  #: kPairMostBytes
-PAIR_WEIGHTS = 256  #: kPairWeights
-PAIR_SLICES = 4  #: kPairSlices: flags of a unit of many rows
-SOME_COLUMNS = 128  #: kSomeRowsColumns: with the factors of their scales
+MAX_EXPERTS_PER_LAUNCH = 2048  #: kMaxExpertsPerLaunch: of slabs, multiplied at once
+MAX_WORKSPACE_BYTES = 8 << 30  #: kMaxWorkspaceBytes
+CLUSTER_N = 256  #: kClusterN
+SLICES_PER_BLOCK_M = 4  #: kSlicesPerBlockM: flags of an M block of sm90_mx_large_m
+MEDIUM_M_BLOCK_K = 128  #: kMediumMBlockK: with the factors of their scales
 WIDE, FLAG, TILE, FACTOR = 2, 4, 16, 4  #: bytes
 
 
@@ -55,61 +55,63 @@ class MxGemm:
     @property
     def expected_rows(self) -> int:
         """Rows of one of the experts, of which there must be some, as the kernels are chosen by:
-        `expected_rows` in mx_product_cuda.cu."""
+        `expected_rows` in mx_grouped_gemm.cu."""
         if self.masked:
             return self.expected_m
         more = ceil_div(self.m, CONTIG_ALIGNMENT) - self.experts
         if more < 0:
             return 1
         if more == 0:
-            return FEW_ROWS + 1
+            return SMALL_M_MAX_ROWS + 1
         return more * CONTIG_ALIGNMENT // self.experts + 1
 
     @property
-    def batch_units(self) -> int:
-        """Units of rows (kPairUnit) of a slab, or of all segments."""
+    def batch_m_blocks(self) -> int:
+        """M blocks (kBlockM rows) of a slab, or of all segments."""
         return ceil_div(self.m, TILE_ROWS)
 
     @property
-    def most_units(self) -> int:
-        """Units of rows that are multiplied at once, at most."""
-        weight_tiles = ceil_div(self.n, PAIR_WEIGHTS)
-        return min(PAIR_ROW_BYTES // self._unit_bytes, INT32_MAX // 2 // weight_tiles)
+    def max_m_blocks(self) -> int:
+        """M blocks that one launch takes, at most."""
+        weight_tiles = ceil_div(self.n, CLUSTER_N)
+        return min(MAX_WORKSPACE_BYTES // self._m_block_bytes, INT32_MAX // 2 // weight_tiles)
 
     @property
-    def units(self) -> int:
-        """Units of rows that are multiplied at once: all, or those of slabs of equal parts."""
+    def m_blocks(self) -> int:
+        """M blocks of one launch: all, or those of slabs of equal parts."""
         if not self.masked:
-            return self.batch_units
-        parts = ceil_div(self.experts, min(PAIR_EXPERTS, self.most_units // self.batch_units))
-        return ceil_div(self.experts, parts) * self.batch_units
+            return self.batch_m_blocks
+        parts = ceil_div(
+            self.experts, min(MAX_EXPERTS_PER_LAUNCH, self.max_m_blocks // self.batch_m_blocks)
+        )
+        return ceil_div(self.experts, parts) * self.batch_m_blocks
 
     @property
     def kernel(self) -> str | None:
-        """Who multiplies: "few rows", "some rows", "many rows" or "Triton"; None where nothing is
-        multiplied."""
+        """The kernel that runs: "sm90_mx_small_m", "sm90_mx_medium_m", "sm90_mx_large_m" or
+        "Triton"; None where none does."""
         if 0 in (self.m, self.n, self.experts, self.k):
             return None
-        if self._few_rows():
-            return "few rows"
-        if not self._pairs():
+        if self._small_m():
+            return "sm90_mx_small_m"
+        if not self._cluster():
             return "Triton"
-        return "some rows" if self._some else "many rows"
+        return "sm90_mx_medium_m" if self._medium_m else "sm90_mx_large_m"
 
-    def _few_rows(self) -> bool:
+    def _small_m(self) -> bool:
         items = self.experts if self.masked else ceil_div(self.m, CONTIG_ALIGNMENT)
         return (
-            self.expected_rows <= FEW_ROWS
+            self.expected_rows <= SMALL_M_MAX_ROWS
             and self.k % K_MULTIPLE == 0
             and self.k <= INT32_MAX
-            and self.n <= INT32_MAX - FEW_WEIGHTS
+            and self.n <= INT32_MAX - SMALL_M_BLOCK_N
             and self.m <= INT32_MAX
-            and self.experts <= FEW_EXPERTS
-            and items <= FEW_ITEMS
+            and self.experts <= SMALL_M_MAX_EXPERTS
+            and items <= SMALL_M_MAX_SEGMENTS
         )
 
-    def _pairs(self) -> bool:
-        """`run_pairs` in pair_cuda.cuh."""
+    def _cluster(self) -> bool:
+        """`run_cluster_kernels` in mx_launch.cuh."""
         return (
             self.k % K_MULTIPLE == 0
             and self.n % 8 == 0
@@ -117,25 +119,29 @@ class MxGemm:
             and self.n * self.k <= INT32_MAX
             and self.k <= INT32_MAX // TILE_ROWS
             and self.m <= INT32_MAX
-            and self.batch_units <= self.most_units
+            and self.batch_m_blocks <= self.max_m_blocks
         )
 
     @property
-    def _some(self) -> bool:
-        return self.expected_rows <= SOME_ROWS
+    def _medium_m(self) -> bool:
+        return self.expected_rows <= MEDIUM_M_MAX_ROWS
 
     @property
-    def _unit_bytes(self) -> int:
-        if not self._some:
+    def _m_block_bytes(self) -> int:
+        if not self._medium_m:
             return TILE_ROWS * self.k * WIDE
         factors = 4 if self.group_size == 32 else 1
-        return self.k // SOME_COLUMNS * TILE_ROWS * (SOME_COLUMNS + FACTOR * factors)
+        return self.k // MEDIUM_M_BLOCK_K * TILE_ROWS * (MEDIUM_M_BLOCK_K + FACTOR * factors)
 
     def workspace(self) -> dict[str, int]:
         """Bytes of what the kernel allocates and drops, by name."""
-        if self.kernel not in ("some rows", "many rows"):
+        if self.kernel not in ("sm90_mx_medium_m", "sm90_mx_large_m"):
             return {}
-        rows, tiles = self.units * self._unit_bytes, (self.units + 1) * TILE
-        if self._some:
+        rows, tiles = self.m_blocks * self._m_block_bytes, (self.m_blocks + 1) * TILE
+        if self._medium_m:
             return {"prepared rows": rows, "tiles": tiles}
-        return {"bf16 rows": rows, "flags": self.units * PAIR_SLICES * FLAG, "tiles": tiles}
+        return {
+            "bf16 rows": rows,
+            "flags": self.m_blocks * SLICES_PER_BLOCK_M * FLAG,
+            "tiles": tiles,
+        }

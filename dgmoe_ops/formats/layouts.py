@@ -109,8 +109,8 @@ def masked_bytes(tokens, experts: int, hidden: int, inter: int, quantized: bool)
     """Peak bytes of the masked layout: one GEMM's input and output, for the larger of the two GEMMs
     and the step between.
 
-    `hidden` and `inter` are the padded sizes that the weights have. A GEMM's own workspace does not
-    count, as more than few rows of the MX recipes on SM90 take one: the same sizes choose the same
+    `hidden` and `inter` are the padded sizes that the weights have. A GEMM's own workspace, which
+    sm90_mx_medium_m and sm90_mx_large_m need, does not count: the same sizes choose the same
     layout on every device. `python -m dgmoe_ops plan` counts it.
     """
     value, scale = (1, 4) if quantized else (2, 0)

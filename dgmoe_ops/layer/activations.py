@@ -13,14 +13,16 @@ class Parameter:
 
     Attributes:
         name: the keyword of the ops and of the layer.
-        default: what it is when not given; None where it then has no effect.
+        default: what it is when not given.
         required: must be given.
+        optional: may be None, and then has no effect: a limit of None does not clamp.
         positive: must be above 0; otherwise any finite number will do.
     """
 
     name: str
     default: float | None = None
     required: bool = False
+    optional: bool = False
     positive: bool = True
 
 
@@ -49,7 +51,7 @@ ACTIVATIONS: dict[str, Activation] = {
         Activation(
             "silu",
             "silu_and_mul",
-            (Parameter("swiglu_limit"),),
+            (Parameter("swiglu_limit", optional=True),),
             "g = min(g, limit), u = clamp(u, -limit, limit); g * sigmoid(g) * u",
             "most MoE models; with a limit DeepSeek-V4",
         ),
@@ -58,7 +60,7 @@ ACTIVATIONS: dict[str, Activation] = {
             "silu_and_mul",
             (
                 Parameter("gemm1_alpha", default=1.702, positive=False),
-                Parameter("gemm1_clamp_limit", default=7.0),
+                Parameter("gemm1_clamp_limit", default=7.0, optional=True),
             ),
             "g = min(g, limit), u = clamp(u, -limit, limit); g * sigmoid(alpha * g) * (u + 1)",
             "gpt-oss",
@@ -72,6 +74,8 @@ ACTIVATIONS: dict[str, Activation] = {
         ),
     )
 }
+#: what each parameter is when a call of the layer does not give it
+DEFAULTS = {p.name: p.default for row in ACTIVATIONS.values() for p in row.parameters}
 _LEAST, _MOST = 2.0**-126, (2 - 2.0**-23) * 2.0**127  # the normal numbers of fp32
 
 
@@ -104,25 +108,24 @@ def _check_value(where: str, name: str, parameter: Parameter, value: float) -> N
 def activation_keywords(
     name: str, given: dict[str, float | None], where: str = ""
 ) -> dict[str, float | None]:
-    """Return the keywords of the activation's op, defaults filled in; None means not given.
+    """Return the keywords of the activation's op, defaults filled in for what is not given.
 
-    Values are not looked at: they may be symbolic. Raises ValueError, starting with `where`,
-    naming an unknown activation, a parameter that it does not take, or a required one that is
-    missing.
+    A parameter that the activation does not take must be None or its default. Values are not
+    looked at otherwise: they may be symbolic. Raises ValueError, starting with `where`, naming an
+    unknown activation, a parameter that it does not take, or one that it needs.
     """
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise ValueError(f"{where}activation must be one of {known}, got {name!r}")
     taken = {parameter.name: parameter for parameter in ACTIVATIONS[name].parameters}
     for arg, value in given.items():
-        if value is not None and arg not in taken:
+        if arg not in taken and value is not None and value != DEFAULTS.get(arg):
             _refuse(where, name, arg, f"be None (it takes {', '.join(taken)})", value)
     values = {}
     for arg, parameter in taken.items():
-        value = given.get(arg)
-        values[arg] = parameter.default if value is None else value
-        if values[arg] is None and parameter.required:
-            _refuse(where, name, arg, "be given", None)
+        values[arg] = given.get(arg, parameter.default)
+        if values[arg] is None and not parameter.optional:
+            _refuse(where, name, arg, "be given" if parameter.required else "be a number", None)
     return values
 
 

@@ -24,8 +24,8 @@ class Between(NamedTuple):
 
     activation: str = "silu"
     swiglu_limit: float | None = None
-    gemm1_alpha: float | None = None
-    gemm1_clamp_limit: float | None = None
+    gemm1_alpha: float | None = 1.702
+    gemm1_clamp_limit: float | None = 7.0
     beta: float | None = None
     linear_beta: float | None = None
     gate_up_interleave: int = 0

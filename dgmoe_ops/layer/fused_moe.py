@@ -45,8 +45,8 @@ def fused_moe_inline(
     expert_start: int = 0,
     activation: str = "silu",
     swiglu_limit: float | None = None,
-    gemm1_alpha: float | None = None,
-    gemm1_clamp_limit: float | None = None,
+    gemm1_alpha: float | None = 1.702,
+    gemm1_clamp_limit: float | None = 7.0,
     beta: float | None = None,
     linear_beta: float | None = None,
     gate_up_interleave: int = 0,
@@ -148,8 +148,8 @@ def fused_moe(
     expert_start: int = 0,
     activation: str = "silu",
     swiglu_limit: float | None = None,
-    gemm1_alpha: float | None = None,
-    gemm1_clamp_limit: float | None = None,
+    gemm1_alpha: float | None = 1.702,
+    gemm1_clamp_limit: float | None = 7.0,
     beta: float | None = None,
     linear_beta: float | None = None,
     gate_up_interleave: int = 0,
@@ -183,9 +183,11 @@ def fused_moe(
         num_experts: experts over all ranks. Default expert_start + experts.
         expert_start: global id of this rank's first expert.
         activation: "silu", "swigluoai" or "situ"; `dgmoe_ops.activations` has their formulas.
-        swiglu_limit: of "silu": clamp gate from above and up from both sides first.
-        gemm1_alpha, gemm1_clamp_limit: of "swigluoai", default 1.702 and 7.
-        beta, linear_beta: of "situ", both required.
+        swiglu_limit: of "silu": clamp gate from above and up from both sides first; None does not.
+        gemm1_alpha, gemm1_clamp_limit: of "swigluoai", gpt-oss's by default; a limit of None does
+            not clamp.
+        beta, linear_beta: of "situ", both required. A parameter of another activation must be None
+            or its default.
         gate_up_interleave: the order of the rows of w13 (and w13_bias): 0, all of gate, all of up;
             8, eight of each in turn; 1, one of each in turn. `prepare_weights` pads the two
             halves of 0.
@@ -244,7 +246,7 @@ _ARGUMENTS = (
     "Tensor hidden_states, Tensor topk_weights, Tensor topk_ids, Tensor w13, Tensor? w13_scale,"
     ' Tensor w2, Tensor? w2_scale, *, str recipe="fp8_block", int? num_experts=None,'
     ' int expert_start=0, str activation="silu", float? swiglu_limit=None,'
-    " float? gemm1_alpha=None, float? gemm1_clamp_limit=None, float? beta=None,"
+    " float? gemm1_alpha=1.702, float? gemm1_clamp_limit=7.0, float? beta=None,"
     " float? linear_beta=None, int gate_up_interleave=0, bool round_activation=False,"
     " Tensor? w13_bias=None, Tensor? w2_bias=None, float routed_scaling_factor=1.0,"
     ' bool apply_router_weight_on_input=False, str layout="auto"'

@@ -89,9 +89,7 @@ def _activate(name: str, g: torch.Tensor, u: torch.Tensor, given: dict) -> torch
     limit = given["swiglu_limit"]
     alpha, more = 1.0, 0.0
     if name == "swigluoai":
-        alpha = 1.702 if given["gemm1_alpha"] is None else given["gemm1_alpha"]
-        limit = 7.0 if given["gemm1_clamp_limit"] is None else given["gemm1_clamp_limit"]
-        more = 1.0
+        alpha, limit, more = given["gemm1_alpha"], given["gemm1_clamp_limit"], 1.0
     elif name != "silu":
         raise ValueError(f"fused_moe_ref: activation must be known, got {name!r}")
     if limit is not None:
@@ -114,8 +112,8 @@ def fused_moe_ref(
     expert_start: int = 0,
     activation: str = "silu",
     swiglu_limit: float | None = None,
-    gemm1_alpha: float | None = None,
-    gemm1_clamp_limit: float | None = None,
+    gemm1_alpha: float | None = 1.702,
+    gemm1_clamp_limit: float | None = 7.0,
     beta: float | None = None,
     linear_beta: float | None = None,
     gate_up_interleave: int = 0,
@@ -175,8 +173,8 @@ def fused_moe_quantized_ref(
     expert_start: int = 0,
     activation: str = "silu",
     swiglu_limit: float | None = None,
-    gemm1_alpha: float | None = None,
-    gemm1_clamp_limit: float | None = None,
+    gemm1_alpha: float | None = 1.702,
+    gemm1_clamp_limit: float | None = 7.0,
     beta: float | None = None,
     linear_beta: float | None = None,
     gate_up_interleave: int = 0,

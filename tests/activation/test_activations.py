@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 import dgmoe_ops
-from dgmoe_ops.layer.activations import ACTIVATIONS, check_activation
+from dgmoe_ops.layer.activations import ACTIVATIONS, DEFAULTS, check_activation
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
@@ -24,6 +24,10 @@ def test_defaults_are_filled_in() -> None:
     gpt_oss = {"gemm1_alpha": 1.702, "gemm1_clamp_limit": 7.0}
     assert check_activation("swigluoai") == gpt_oss
     assert check_activation("swigluoai", gemm1_alpha=1.5, beta=None)["gemm1_alpha"] == 1.5
+    unclamped = gpt_oss | {"gemm1_clamp_limit": None}
+    assert check_activation("swigluoai", gemm1_clamp_limit=None) == unclamped
+    assert check_activation("silu", **gpt_oss) == {"swiglu_limit": None}
+    assert check_activation("silu", gemm1_alpha=None, gemm1_clamp_limit=None)
     betas = {"beta": 4.0, "linear_beta": 25.0}
     assert check_activation("situ", **betas) == betas
 
@@ -41,6 +45,9 @@ def test_defaults_are_filled_in() -> None:
         ("silu", {"swiglu_limit": True}, "swiglu_limit must be a number"),
         ("swigluoai", {"gemm1_clamp_limit": -7.0}, "gemm1_clamp_limit must be positive"),
         ("swigluoai", {"gemm1_alpha": float("nan")}, "gemm1_alpha must be finite"),
+        ("swigluoai", {"gemm1_alpha": None}, "gemm1_alpha must be a number, got None"),
+        ("silu", {"gemm1_clamp_limit": 6.0}, "'silu': gemm1_clamp_limit must be None .it takes"),
+        ("situ", {"beta": None, "linear_beta": 1.0}, "'situ': beta must be given, got None"),
         ("swigluoai", {"gemm1_alpha": -1e-39}, "gemm1_alpha must be 0 or at least 1.18e-38"),
         ("silu", {"swiglu_limit": 1e-39}, "swiglu_limit must be positive as float32"),
         ("situ", {"beta": -4.0, "linear_beta": 1.0}, "beta must be positive"),
@@ -50,6 +57,12 @@ def test_defaults_are_filled_in() -> None:
 def test_refusals(name: str, given: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_activation(name, **given)
+
+
+def test_the_layer_has_the_defaults_of_the_table() -> None:
+    for call in (dgmoe_ops.fused_moe, dgmoe_ops.fused_moe_inline):
+        taken = inspect.signature(call).parameters
+        assert {name: taken[name].default for name in DEFAULTS} == DEFAULTS
 
 
 def test_alpha_may_have_either_sign() -> None:

@@ -33,14 +33,14 @@ def call_of(tokens: int, recipe: str, arch: int | str = 90, local: int = 8) -> m
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "mxfp4"])
-def test_many_rows_take_two_bytes_a_value_flags_and_tiles(recipe) -> None:
+def test_large_m_takes_two_bytes_a_value_flags_and_tiles(recipe) -> None:
     """1024 tokens, two of eight experts each: 256 rows an expert, in slabs of 1024 rows or in 8 +
     (2048 - 8) // 128 = 23 segments."""
     scratch = {
         layout: [stage.scratch for stage in memory.stages(call_of(1024, recipe), layout)]
         for layout in Layout
     }
-    # 8 slabs of 8 units, 256 and 128 columns; four int32 flags a unit; four int32 a tile, and
+    # 8 slabs of 8 M blocks, 256 and 128 columns; four int32 flags each; four int32 a tile, and
     # their number
     slabs = {"flags": 8 * 8 * 16, "tiles": 8 * 8 * 16 + 16}
     assert scratch["masked"][1] == {"bf16 rows": 8 * 1024 * 256 * 2, **slabs}
@@ -51,7 +51,7 @@ def test_many_rows_take_two_bytes_a_value_flags_and_tiles(recipe) -> None:
 
 
 @pytest.mark.parametrize(("recipe", "factors"), [("mxfp8", 4), ("mxfp4", 1)])
-def test_some_rows_take_a_byte_a_value_factors_and_tiles(recipe, factors) -> None:
+def test_medium_m_takes_a_byte_a_value_factors_and_tiles(recipe, factors) -> None:
     """256 tokens: 64 rows an expert, in slabs of 256 rows or in 8 + (512 - 8) // 128 = 11 segments.
     The first GEMM has 256 columns, the second one 128."""
     scratch = {
@@ -103,7 +103,7 @@ def test_other_recipes_and_devices_have_none(recipe, arch) -> None:
         (1024, True, True),
     ],
 )
-def test_few_rows_add_nothing(tokens, masked, contig) -> None:
+def test_small_m_adds_nothing(tokens, masked, contig) -> None:
     call = call_of(tokens, "mxfp8")
     for layout, takes in ((Layout.MASKED, masked), (Layout.CONTIG, contig)):
         stages = memory.stages(call, layout)
@@ -112,13 +112,13 @@ def test_few_rows_add_nothing(tokens, masked, contig) -> None:
 
 def test_experts_of_other_ranks_share_the_rows() -> None:
     """The hint counts all experts, slabs those of this rank."""
-    few, some, many = (call_of(tokens, "mxfp4", local=2) for tokens in (56, 57, 289))
-    assert not memory.stages(few, Layout.MASKED)[1].scratch
-    assert memory.stages(some, Layout.MASKED)[1].scratch == {
+    small, medium, large = (call_of(tokens, "mxfp4", local=2) for tokens in (56, 57, 289))
+    assert not memory.stages(small, Layout.MASKED)[1].scratch
+    assert memory.stages(medium, Layout.MASKED)[1].scratch == {
         "prepared rows": 2 * 256 * (256 + 8),
         "tiles": 5 * 16,
     }
-    assert memory.stages(many, Layout.MASKED)[1].scratch == {
+    assert memory.stages(large, Layout.MASKED)[1].scratch == {
         "bf16 rows": 2 * 512 * 256 * 2,
         "flags": 2 * 4 * 16,
         "tiles": 9 * 16,
@@ -128,47 +128,47 @@ def test_experts_of_other_ranks_share_the_rows() -> None:
 @pytest.mark.parametrize(
     ("gemm", "changes", "kernel"),
     [
-        (SLAB, {}, "many rows"),
-        (SLAB, {"expected_m": 73}, "many rows"),
-        (SLAB, {"expected_m": 72}, "some rows"),
-        (SLAB, {"expected_m": 15}, "some rows"),
-        (SLAB, {"expected_m": 14}, "few rows"),
-        (SLAB, {"expected_m": 14, "experts": 1024}, "few rows"),
-        (SLAB, {"expected_m": 14, "experts": 1025}, "some rows"),
-        (SLAB, {"expected_m": 14, "n": 252}, "few rows"),
+        (SLAB, {}, "sm90_mx_large_m"),
+        (SLAB, {"expected_m": 73}, "sm90_mx_large_m"),
+        (SLAB, {"expected_m": 72}, "sm90_mx_medium_m"),
+        (SLAB, {"expected_m": 15}, "sm90_mx_medium_m"),
+        (SLAB, {"expected_m": 14}, "sm90_mx_small_m"),
+        (SLAB, {"expected_m": 14, "experts": 1024}, "sm90_mx_small_m"),
+        (SLAB, {"expected_m": 14, "experts": 1025}, "sm90_mx_medium_m"),
+        (SLAB, {"expected_m": 14, "n": 252}, "sm90_mx_small_m"),
         (SLAB, {"expected_m": 15, "n": 252}, "Triton"),
         (SLAB, {"n": 252}, "Triton"),
-        (SLAB, {"n": 264}, "many rows"),
-        (SLAB, {"m": 256, "experts": 2048}, "many rows"),
-        (SLAB, {"m": 256, "experts": 2049}, "many rows"),
+        (SLAB, {"n": 264}, "sm90_mx_large_m"),
+        (SLAB, {"m": 256, "experts": 2048}, "sm90_mx_large_m"),
+        (SLAB, {"m": 256, "experts": 2049}, "sm90_mx_large_m"),
         # 2^22 rows of 1024 columns are 8 GiB.
-        (SLAB, {"m": 2**22, "k": 1024}, "many rows"),
+        (SLAB, {"m": 2**22, "k": 1024}, "sm90_mx_large_m"),
         (SLAB, {"m": 2**22 + 128, "k": 1024}, "Triton"),
         # With one factor a step 2^22 rows of 2048 columns are 8.25 GiB, and 8 / 8.25 of them fit.
-        (SLAB, {"m": 2**22 - 2**17 + 3968, "k": 2048, "expected_m": 72}, "some rows"),
+        (SLAB, {"m": 2**22 - 2**17 + 3968, "k": 2048, "expected_m": 72}, "sm90_mx_medium_m"),
         (SLAB, {"m": 2**22 - 2**17 + 4096, "k": 2048, "expected_m": 72}, "Triton"),
-        (SEGMENTS, {"m": 2**22, "k": 1024}, "many rows"),
+        (SEGMENTS, {"m": 2**22, "k": 1024}, "sm90_mx_large_m"),
         (SEGMENTS, {"m": 2**22 + 128, "k": 1024}, "Triton"),
         (SLAB, {"k": 192}, "Triton"),
-        (SLAB, {"n": 2**23, "k": 128}, "many rows"),
+        (SLAB, {"n": 2**23, "k": 128}, "sm90_mx_large_m"),
         (SLAB, {"n": 2**23, "k": 256}, "Triton"),
         (SLAB, {"m": 0}, None),
         (SLAB, {"experts": 0}, None),
-        (SEGMENTS, {}, "many rows"),
+        (SEGMENTS, {}, "sm90_mx_large_m"),
         # 128 * more // 8 + 1 rows for `more` segments beyond an expert's first
-        (SEGMENTS, {"m": 7 * 128}, "few rows"),
-        (SEGMENTS, {"m": 8 * 128}, "some rows"),
-        (SEGMENTS, {"m": 12 * 128}, "some rows"),
-        (SEGMENTS, {"m": 13 * 128}, "many rows"),
-        (SEGMENTS, {"m": 1000 * 128, "experts": 910}, "few rows"),
-        (SEGMENTS, {"m": 1025 * 128, "experts": 1020}, "some rows"),
+        (SEGMENTS, {"m": 7 * 128}, "sm90_mx_small_m"),
+        (SEGMENTS, {"m": 8 * 128}, "sm90_mx_medium_m"),
+        (SEGMENTS, {"m": 12 * 128}, "sm90_mx_medium_m"),
+        (SEGMENTS, {"m": 13 * 128}, "sm90_mx_large_m"),
+        (SEGMENTS, {"m": 1000 * 128, "experts": 910}, "sm90_mx_small_m"),
+        (SEGMENTS, {"m": 1025 * 128, "experts": 1020}, "sm90_mx_medium_m"),
         (SEGMENTS, {"m": 23 * 128 + 4}, "Triton"),
     ],
 )
 def test_who_multiplies(gemm, changes, kernel) -> None:
     changed = dataclasses.replace(gemm, **changes)
     assert changed.kernel == kernel
-    assert bool(changed.workspace()) == (kernel in ("some rows", "many rows"))
+    assert bool(changed.workspace()) == (kernel in ("sm90_mx_medium_m", "sm90_mx_large_m"))
 
 
 @pytest.mark.parametrize(
@@ -213,17 +213,17 @@ def test_rows_that_segments_leave_to_an_expert(segments, experts, rows) -> None:
 @pytest.mark.parametrize(
     ("file", "name", "value"),
     [
-        ("mx_cuda.cuh", "kFewRowsMost", workspace.FEW_ROWS),
-        ("mx_cuda.cuh", "kSomeRowsMost", workspace.SOME_ROWS),
-        ("few_rows_work.cuh", "kFewRowsItems", workspace.FEW_ITEMS),
-        ("few_rows_work.cuh", "kFewRowsExperts", workspace.FEW_EXPERTS),
-        ("few_rows_work.cuh", "kFewRowsWeights", workspace.FEW_WEIGHTS),
-        ("mx_product.cuh", "kMxSegment", workspace.CONTIG_ALIGNMENT),
-        ("pair_tiles.cuh", "kPairUnit", workspace.TILE_ROWS),
-        ("pair_cuda.cuh", "kPairMostExperts", workspace.PAIR_EXPERTS),
-        ("pair_tiles.cuh", "kPairWeights", workspace.PAIR_WEIGHTS),
-        ("pair_tiles.cuh", "kPairSlices", workspace.PAIR_SLICES),
-        ("some_rows_work.cuh", "kSomeRowsColumns", workspace.SOME_COLUMNS),
+        ("mx_grouped_gemm.cuh", "kSmallMMaxRows", workspace.SMALL_M_MAX_ROWS),
+        ("mx_grouped_gemm.cuh", "kMediumMMaxRows", workspace.MEDIUM_M_MAX_ROWS),
+        ("mx_small_m_scheduler.cuh", "kSmallMMaxSegments", workspace.SMALL_M_MAX_SEGMENTS),
+        ("mx_small_m_scheduler.cuh", "kSmallMMaxExperts", workspace.SMALL_M_MAX_EXPERTS),
+        ("mx_small_m_scheduler.cuh", "kSmallMBlockN", workspace.SMALL_M_BLOCK_N),
+        ("mx_common.cuh", "kMxSegment", workspace.CONTIG_ALIGNMENT),
+        ("scheduler.cuh", "kBlockM", workspace.TILE_ROWS),
+        ("mx_launch.cuh", "kMaxExpertsPerLaunch", workspace.MAX_EXPERTS_PER_LAUNCH),
+        ("scheduler.cuh", "kClusterN", workspace.CLUSTER_N),
+        ("scheduler.cuh", "kSlicesPerBlockM", workspace.SLICES_PER_BLOCK_M),
+        ("mx_medium_m_prepare.cuh", "kMediumMBlockK", workspace.MEDIUM_M_BLOCK_K),
     ],
 )
 def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
@@ -248,33 +248,33 @@ def test_the_numbers_are_those_of_the_sources(file, name, value) -> None:
 def test_the_rows_that_change_the_kernel_are_said_right(text, says) -> None:
     pattern = re.escape(says).replace(re.escape("{}"), r"(\d+)")
     found = re.findall(pattern, " ".join(text.split()))
-    assert found == [(str(workspace.FEW_ROWS), str(workspace.SOME_ROWS))]
+    assert found == [(str(workspace.SMALL_M_MAX_ROWS), str(workspace.MEDIUM_M_MAX_ROWS))]
 
 
 def test_the_allocations_are_those_of_the_source() -> None:
-    source = (GEMM / "pair_cuda.cuh").read_text()
+    source = (GEMM / "mx_launch.cuh").read_text()
     for text in (
-        "kPairMostBytes = int64_t{8} << 30;",
-        "std::min(kPairMostBytes / unit_bytes, INT32_MAX / 2 / ceil_div(plan.n, kPairWeights));",
-        "ceil_div(batches, std::min(kPairMostExperts, most_units / batch_units));",
-        "empty({units * unit_bytes}, ScalarType::Byte, d)",
-        "empty({units * unit_flags}, ScalarType::Int, d)",
-        "empty({(units + 1) * 4}, ScalarType::Int, d)",
+        "kMaxWorkspaceBytes = int64_t{8} << 30;",
+        "kMaxWorkspaceBytes / m_block_bytes, INT32_MAX / 2 / ceil_div(plan.n, kClusterN));",
+        "ceil_div(batches, std::min(kMaxExpertsPerLaunch, max_m_blocks / batch_m_blocks));",
+        "empty({m_blocks * m_block_bytes}, ScalarType::Byte, d)",
+        "empty({m_blocks * m_block_flags}, ScalarType::Int, d)",
+        "empty({(m_blocks + 1) * 4}, ScalarType::Int, d)",
     ):
         assert text in source
     assert len(re.findall(r"\bempty\(", source)) == 3
-    for name in ("few_rows", "some_rows", "many_rows"):
-        assert not re.search(r"\bempty\(", (GEMM / f"{name}_cuda.cu").read_text())
-    assert workspace.PAIR_ROW_BYTES == 8 * 2**30
-    many = (GEMM / "many_rows_cuda.cu").read_text()
-    assert "run_pairs(plan, d, plan.k * kColumnBytes, kPairSlices," in many
+    for name in ("mx_small_m", "mx_medium_m", "mx_large_m"):
+        assert not re.search(r"\bempty\(", (GEMM / f"{name}.cu").read_text())
+    assert workspace.MAX_WORKSPACE_BYTES == 8 * 2**30
+    large = (GEMM / "mx_large_m.cu").read_text()
+    assert "run_cluster_kernels(plan, d, plan.k * kColumnBytes, kSlicesPerBlockM," in large
     assert (
-        "kManyRowsWideBytes = kPairUnit * kManyRowsColumns * 2;"
-        in (GEMM / "many_rows_work.cuh").read_text()
+        "kLargeMBlockBytes = kBlockM * kLargeMBlockK * 2;"
+        in (GEMM / "mx_large_m_prepare.cuh").read_text()
     )
-    some = (GEMM / "some_rows_cuda.cu").read_text()
-    assert "run_pairs(plan, d, plan.k / kSomeRowsColumns * step_bytes, 0," in some
+    medium = (GEMM / "mx_medium_m.cu").read_text()
+    assert "run_cluster_kernels(plan, d, plan.k / kMediumMBlockK * step_bytes, 0," in medium
     assert (
-        "return kSomeRowsBytes + kPairUnit * 4 * (narrow ? 4 : 1);"
-        in (GEMM / "some_rows_work.cuh").read_text()
+        "return kMediumMBlockBytes + kBlockM * 4 * (gran_k32 ? 4 : 1);"
+        in (GEMM / "mx_medium_m_prepare.cuh").read_text()
     )

@@ -1,4 +1,4 @@
-"""The grouped GEMMs with MX weights on the device under test: few rows an expert, some and many,
+"""The grouped GEMMs with MX weights on the device under test: small, medium and large M,
 and what no fast path can stand for: NaN values and scales, exponents far apart, scales of zeros."""
 
 from __future__ import annotations

@@ -327,13 +327,18 @@ def test_deepseek_v3(device) -> None:
     assert relative_error(got.cpu(), output_of(module, x)) < BOUND
 
 
-def test_gpt_oss(device) -> None:
-    """Interleaved gate and up, biases everywhere, its own activation."""
+@pytest.mark.parametrize("limit", [7.0, None])
+def test_gpt_oss(limit, device) -> None:
+    """Interleaved gate and up, biases everywhere, its own activation, with its clamp or without."""
     module = module_of(
         "gpt_oss", "GptOssMLP", "GptOssConfig", intermediate_size=INTER,
         num_local_experts=EXPERTS, num_experts_per_tok=TOP_K,
     )  # fmt: skip
-    x, experts, router = normal(TOKENS, HIDDEN, seed=3), module.experts, module.router
+    x, experts, router = normal(TOKENS, HIDDEN, seed=3) * 9, module.experts, module.router
+    clamped = output_of(module, x)
+    experts.limit = float("inf") if limit is None else limit
+    want = output_of(module, x)
+    assert relative_error(clamped, want) > 0.1 or limit is not None
     w13 = experts.gate_up_proj.transpose(1, 2).contiguous()
     w2 = experts.down_proj.transpose(1, 2).contiguous()
     got = dgmoe_ops.moe_block(
@@ -343,8 +348,9 @@ def test_gpt_oss(device) -> None:
         top_k=TOP_K,
         gate_bias=router.bias.to(device),
         activation="swigluoai",
+        gemm1_clamp_limit=limit,
         gate_up_interleave=1,
         w13_bias=experts.gate_up_proj_bias.float().to(device),
         w2_bias=experts.down_proj_bias.float().to(device),
     )
-    assert relative_error(got.cpu(), output_of(module, x)) < BOUND
+    assert relative_error(got.cpu(), want) < BOUND

@@ -82,6 +82,37 @@ def test_activations_differ(recipe, device) -> None:
             assert relative_error(one, other) > 2e-2
 
 
+@pytest.mark.parametrize("layout", ["masked", "contig"])
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_a_limit_of_none_does_not_clamp(recipe, layout, device) -> None:
+    """gpt-oss's formula with its clamp at 7 and without, on gates and ups of 20 and more."""
+    (x, *rest), kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, recipe, device)
+    args = (x * 20, *rest)
+    kwargs |= {"activation": "swigluoai", "layout": layout}
+    clamped = torch.ops.dgmoe.fused_moe(*args, **kwargs)
+    assert torch.equal(torch.ops.dgmoe.fused_moe(*args, **kwargs, gemm1_clamp_limit=7.0), clamped)
+    free = torch.ops.dgmoe.fused_moe(*args, **kwargs, gemm1_clamp_limit=None)
+    inline = dgmoe_ops.fused_moe_inline(*args, **kwargs, gemm1_clamp_limit=None)
+    wrapped = dgmoe_ops.fused_moe(*args, **kwargs, gemm1_clamp_limit=None)
+    assert torch.equal(inline, free) and torch.equal(wrapped, free)
+    assert relative_error(clamped, free) > 0.3
+    bound = BOUND[device.type][recipe]
+    want = fused_moe_quantized_ref(*args, **kwargs)
+    assert relative_error(clamped, want) < bound
+    want = fused_moe_quantized_ref(*args, **kwargs, gemm1_clamp_limit=None)
+    assert relative_error(free, want) < bound
+    if recipe == "bf16":  # in plain torch, of documented formulas alone
+        _, weights, ids, w13, _, w2, _ = (None if t is None else t.cpu().double() for t in args)
+        plain = torch.zeros(x.shape, dtype=torch.float64)
+        for token, slot in ((t, k) for t in range(TOKENS) for k in range(TOP_K)):
+            expert = int(ids[token, slot])
+            if 0 <= expert < EXPERTS:
+                gate, up = (w13[expert] @ args[0][token].cpu().double()).chunk(2)
+                between = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+                plain[token] += weights[token, slot] * (w2[expert] @ between)
+        assert relative_error(free.cpu(), plain) < 1e-2
+
+
 def test_round_activation(device) -> None:
     args, kwargs = layer_inputs(TOKENS, EXPERTS, TOP_K, "fp8_block", device)
     fine = torch.ops.dgmoe.fused_moe(*args, **kwargs)
@@ -114,6 +145,8 @@ def test_biases_of_this_rank(start, device) -> None:
         ({"activation": "gelu"}, "activation must be one of silu, swigluoai, situ, got 'gelu'"),
         ({"activation": "silu", "beta": 1.0}, "activation 'silu': beta must be None"),
         ({"gemm1_alpha": 1.7}, "activation 'silu': gemm1_alpha must be None"),
+        ({"gemm1_clamp_limit": 6.0}, "activation 'silu': gemm1_clamp_limit must be None"),
+        ({"activation": "swigluoai", "gemm1_alpha": None}, "gemm1_alpha must be a number"),
         ({"activation": "swigluoai", "swiglu_limit": 7.0}, "swiglu_limit must be None"),
         ({"activation": "situ", "beta": 1.0}, "'situ': linear_beta must be given, got None"),
         (

@@ -1,6 +1,6 @@
 """Triton behind the grouped GEMMs of the MX recipes on SM90, for which DeepGEMM has no kernels.
 
-It runs what our own (`few_rows*`, `some_rows*` and `many_rows*` in `csrc/gemm/sm90`) do not take.
+It runs what our own (`sm90_mx_*`, in `csrc/gemm/sm90`) do not take.
 
 Imports Triton at the first call. A kernel is chosen by static data, never by timing at run time.
 """

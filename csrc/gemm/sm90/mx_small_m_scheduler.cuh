@@ -2,44 +2,44 @@
 // thread copies of one.
 #pragma once
 
-#include "few_rows_words.cuh"
-#include "mx_product.cuh"
+#include "mx_common.cuh"
+#include "mx_small_m_mma.cuh"
 
 namespace dgmoe {
 
-struct FewRowsPlan : MxPlan {
+struct MxSmallMPlan : MxPlan {
   // What the list of work is made from: experts, or segments of 128 rows.
   DGMOE_HD int32_t items() const {
     return masked ? experts : static_cast<int32_t>(ceil_div(m, int64_t{kMxSegment}));
   }
 };
 
-constexpr int kFewRowsThreads = 128;
-constexpr int kFewRowsItems = 1024;     // most items
-constexpr int kFewRowsExperts = 65535;  // most experts
-constexpr int kFewRowsWeights = 64;     // rows of a weight that a block takes
-constexpr int kFewRowsBytes = 128;      // of each at once
+constexpr int kSmallMThreads = 128;
+constexpr int kSmallMMaxSegments = 1024;  // most items
+constexpr int kSmallMMaxExperts = 65535;  // most experts
+constexpr int kSmallMBlockN = 64;         // rows of a weight that a block takes
+constexpr int kSmallMRowBytes = 128;      // of each at once
 
-template <bool kFp4, bool kNarrow, int kTiles>
-struct FewRowsShape {
+template <bool kFp4, bool kGranK32, int kTiles>
+struct MxSmallMConfig {
   static constexpr int kRows = 8 * kTiles;           // of a
   static constexpr int kColumns = kFp4 ? 256 : 128;  // of k at once
   static constexpr int kGroups = kColumns / 32;
   static constexpr int kWords = kColumns / 128;  // of scales of a weight's row at once
-  static constexpr int kAFactors = kNarrow ? kGroups : kWords;  // scales of a row of a at once
+  static constexpr int kAFactors = kGranK32 ? kGroups : kWords;  // scales of a row of a at once
   // a as the tensor core reads it: 8 rows of 16 bytes together, the two of a group side by side.
   static constexpr int kCore = 128;
   static constexpr int kABytes = kRows * kColumns;
   // Where things stand in a stage: the weights, a, the words of both scales.
-  static constexpr int kA = kFewRowsWeights * kFewRowsBytes;
+  static constexpr int kA = kSmallMBlockN * kSmallMRowBytes;
   static constexpr int kBScale = kA + kABytes;
-  static constexpr int kAScale = kBScale + kWords * kFewRowsWeights * 4;
+  static constexpr int kAScale = kBScale + kWords * kSmallMBlockN * 4;
   static constexpr int kBytes = kAScale + 128;
   static constexpr int kStages = kFp4 && kTiles == 2 ? 3 : 4;  // so that four blocks have room
   // What is made of a stage before it is computed, of two stages: the scales as factors,
   // [word][row] of four and [scale][row], and FP4's a, parted.
   static constexpr int kBFactors = 0;
-  static constexpr int kRowFactors = kWords * kFewRowsWeights * 16;
+  static constexpr int kRowFactors = kWords * kSmallMBlockN * 16;
   static constexpr int kParted = kRowFactors + (kAFactors * kRows * 4 + 127) / 128 * 128;
   static constexpr int kMadeBytes = kParted + (kFp4 ? kABytes : 0);
 
@@ -56,11 +56,11 @@ struct FewRowsShape {
   }
 };
 
-namespace few_rows {
+namespace mx_small_m {
 
 // Rows of a that an item has; those of a segment in whole tiles.
 template <int kRows>
-__device__ __forceinline__ int32_t rows_of(const FewRowsPlan& p, int32_t item) {
+__device__ __forceinline__ int32_t rows_of(const MxSmallMPlan& p, int32_t item) {
   if (item >= p.items()) return 0;
   if (p.masked) return static_cast<int32_t>(valid_rows(p, p.info[item]));
   const int64_t first = int64_t{item} * kMxSegment;
@@ -91,7 +91,7 @@ __device__ __forceinline__ int32_t sum_before(int32_t own, int32_t* totals, int3
   int32_t before = upto - own;
   all = 0;
 #pragma unroll
-  for (int i = 0; i < kFewRowsThreads / 32; ++i) {
+  for (int i = 0; i < kSmallMThreads / 32; ++i) {
     before += i < static_cast<int>(threadIdx.x) / 32 ? totals[i] : 0;
     all += totals[i];
   }
@@ -99,12 +99,12 @@ __device__ __forceinline__ int32_t sum_before(int32_t own, int32_t* totals, int3
 }
 
 template <int kRows>
-__device__ __forceinline__ List make_list(const FewRowsPlan& p, int32_t* memory) {
-  __shared__ int32_t totals[2][kFewRowsThreads / 32];
+__device__ __forceinline__ List make_list(const MxSmallMPlan& p, int32_t* memory) {
+  __shared__ int32_t totals[2][kSmallMThreads / 32];
   const int32_t items = p.items();
-  const int32_t slice = (items + kFewRowsThreads - 1) / kFewRowsThreads;
+  const int32_t slice = (items + kSmallMThreads - 1) / kSmallMThreads;
   const int32_t first = static_cast<int32_t>(threadIdx.x) * slice;
-  const int32_t n_tiles = (p.n + kFewRowsWeights - 1) / kFewRowsWeights;
+  const int32_t n_tiles = (p.n + kSmallMBlockN - 1) / kSmallMBlockN;
   int32_t tiles = 0;
   int32_t count = 0;
 #pragma unroll 1
@@ -151,7 +151,7 @@ struct Cursor {
 
   __device__ Cursor() : tile(blockIdx.x), entry(0), step(0) {}
 
-  __device__ __forceinline__ void find(const FewRowsPlan& p, const List& list) {
+  __device__ __forceinline__ void find(const MxSmallMPlan& p, const List& list) {
     while (list.first_tile[entry + 1] <= tile) ++entry;
     // Tiles of the same weight rows stand next to each other.
     const int32_t rows = list.rows[entry];
@@ -161,22 +161,22 @@ struct Cursor {
     const int32_t first_row = (local - weight_tile * row_tiles) * Shape::kRows;
     const int32_t item = list.item[entry];
     const int64_t base = p.masked ? item * p.m : int64_t{item} * kMxSegment;
-    target = {base + first_row, weight_tile * kFewRowsWeights, rows - first_row};
+    target = {base + first_row, weight_tile * kSmallMBlockN, rows - first_row};
     scale_row = (p.masked ? 0 : base) + first_row;
     expert = list.expert[entry];
   }
 };
 
 // What a thread copies of a tile, in steps of its columns.
-template <bool kFp4, bool kNarrow, typename Shape>
+template <bool kFp4, bool kGranK32, typename Shape>
 struct Source {
-  static constexpr int kChunks = kFewRowsBytes / 16;
-  static constexpr int kWeightsAtOnce = kFewRowsThreads / kChunks;
-  static constexpr int kWeightCopies = kFewRowsWeights / kWeightsAtOnce;
+  static constexpr int kChunks = kSmallMRowBytes / 16;
+  static constexpr int kWeightsAtOnce = kSmallMThreads / kChunks;
+  static constexpr int kWeightCopies = kSmallMBlockN / kWeightsAtOnce;
   static constexpr int kAChunks = Shape::kColumns / 16;
-  static constexpr int kRowsAtOnce = kFewRowsThreads / kAChunks;
+  static constexpr int kRowsAtOnce = kSmallMThreads / kAChunks;
   static constexpr int kRowCopies = (Shape::kRows + kRowsAtOnce - 1) / kRowsAtOnce;
-  static constexpr int kStepsAWord = (kNarrow ? 128 : 512) / Shape::kColumns;
+  static constexpr int kStepsAWord = (kGranK32 ? 128 : 512) / Shape::kColumns;
 
   const uint8_t *weights, *rows;
   const int32_t *b_scale, *a_scale;
@@ -198,7 +198,7 @@ struct Source {
     return kFp4 ? thread / kAChunks : thread / (8 * kAChunks) * 8 + thread % 8;
   }
 
-  __device__ __forceinline__ void aim(const FewRowsPlan& p, const Cursor<Shape>& at) {
+  __device__ __forceinline__ void aim(const MxSmallMPlan& p, const Cursor<Shape>& at) {
     const int32_t thread = threadIdx.x;
     const int32_t row_bytes = kFp4 ? p.k / 2 : p.k;
     {
@@ -217,8 +217,8 @@ struct Source {
       rows_there = (Shape::kRows < at.target.left ? Shape::kRows : at.target.left) - first;
       columns_left = p.k - column;
     }
-    const int32_t weight = at.target.first_weight + thread % kFewRowsWeights;
-    const int32_t word = thread / kFewRowsWeights;
+    const int32_t weight = at.target.first_weight + thread % kSmallMBlockN;
+    const int32_t word = thread / kSmallMBlockN;
     b_scale =
         p.b_scale + at.expert * p.b_scale_batch + weight * p.b_scale_row + word * p.b_scale_word;
     b_scale_step = Shape::kWords * p.b_scale_word;
@@ -229,20 +229,20 @@ struct Source {
   }
 
   // Copies a step and goes to the next.
-  __device__ __forceinline__ void copy(const FewRowsPlan& p, int32_t step, uint32_t stage) {
+  __device__ __forceinline__ void copy(const MxSmallMPlan& p, int32_t step, uint32_t stage) {
     const int thread = threadIdx.x;
     {
       // Rows beside each other change their chunks about, so that eight of a column meet all banks.
       const int first = thread / kChunks;
-      const uint32_t to = stage + first * kFewRowsBytes + (thread % kChunks ^ first % 8) * 16;
+      const uint32_t to = stage + first * kSmallMRowBytes + (thread % kChunks ^ first % 8) * 16;
       const uint8_t* from = weights;
       const int32_t there = bytes_left > 0 ? weights_there : 0;
 #pragma unroll
       for (int i = 0; i < kWeightCopies; ++i, from += weight_stride) {
-        copy16(to + i * kWeightsAtOnce * kFewRowsBytes, from, i * kWeightsAtOnce < there);
+        copy16(to + i * kWeightsAtOnce * kSmallMRowBytes, from, i * kWeightsAtOnce < there);
       }
-      weights += kFewRowsBytes;
-      bytes_left -= kFewRowsBytes;
+      weights += kSmallMRowBytes;
+      bytes_left -= kSmallMRowBytes;
     }
     {
       // FP4: as it is, to be parted later; FP8: at once as the tensor core reads it.
@@ -259,7 +259,7 @@ struct Source {
       rows += Shape::kColumns;
       columns_left -= Shape::kColumns;
     }
-    if (Shape::kWords == 2 || thread < kFewRowsWeights) {
+    if (Shape::kWords == 2 || thread < kSmallMBlockN) {
       copy4(stage + Shape::kBScale + thread * 4, b_scale, words_left > 0);
       b_scale += b_scale_step;
       words_left -= Shape::kWords;
@@ -271,5 +271,5 @@ struct Source {
   }
 };
 
-}  // namespace few_rows
+}  // namespace mx_small_m
 }  // namespace dgmoe

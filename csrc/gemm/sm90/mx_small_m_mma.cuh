@@ -7,7 +7,7 @@
 #include "../../common/async.cuh"
 
 namespace dgmoe {
-namespace few_rows {
+namespace mx_small_m {
 
 // Zeros where not there; then nothing is read.
 __device__ __forceinline__ void copy16(uint32_t to, const void* from, bool there) {
@@ -72,5 +72,5 @@ __device__ __forceinline__ void publish() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-}  // namespace few_rows
+}  // namespace mx_small_m
 }  // namespace dgmoe

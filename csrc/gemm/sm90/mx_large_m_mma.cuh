@@ -1,10 +1,10 @@
-// Of many_rows.cuh: how values become bf16, and their products.
+// Of mx_large_m.cuh: how values become bf16, and their products.
 #pragma once
 
-#include "mx_product.cuh"
+#include "mx_common.cuh"
 
 namespace dgmoe {
-namespace many_rows {
+namespace mx_large_m {
 
 __device__ __forceinline__ uint32_t scaled(uint32_t pair, uint32_t factor) {
   uint32_t product;
@@ -167,5 +167,5 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], const uint32_t (
 #undef DGMOE_16
 #undef DGMOE_8
 
-}  // namespace many_rows
+}  // namespace mx_large_m
 }  // namespace dgmoe

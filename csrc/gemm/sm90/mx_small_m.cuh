@@ -13,24 +13,24 @@
 // place of an e4m3 value is 2^-6 of it, zero and one half included.
 #pragma once
 
-#include "few_rows_work.cuh"
+#include "mx_small_m_scheduler.cuh"
 
 namespace dgmoe {
-namespace few_rows {
+namespace mx_small_m {
 
 // Makes of a stage what its products need: scales as factors; FP4's a parted into the even and the
 // odd columns of each group.
-template <bool kFp4, bool kNarrow, typename Shape>
+template <bool kFp4, bool kGranK32, typename Shape>
 __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step) {
   const int thread = threadIdx.x;
-  if (Shape::kWords * kFewRowsWeights == kFewRowsThreads || thread < kFewRowsWeights) {
+  if (Shape::kWords * kSmallMBlockN == kSmallMThreads || thread < kSmallMBlockN) {
     const uint32_t word = load_word(stage + Shape::kBScale + thread * 4);
     store_factors(made + Shape::kBFactors + thread * 16, power(word, 0), power(word, 1),
                   power(word, 2), power(word, 3));
   }
   if (thread < Shape::kRows) {
     uint32_t word = load_word(stage + Shape::kAScale + thread * 4);
-    if constexpr (!kNarrow) word >>= step * Shape::kWords % 4 * 8;
+    if constexpr (!kGranK32) word >>= step * Shape::kWords % 4 * 8;
 #pragma unroll
     for (int i = 0; i < Shape::kAFactors; ++i) {
       store_factor(made + Shape::kRowFactors + (i * Shape::kRows + thread) * 4, power(word, i));
@@ -38,11 +38,11 @@ __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step
   }
   if constexpr (kFp4) {
     constexpr int kChunks = Shape::kColumns / 16;
-    static_assert(Shape::kRows * kChunks % kFewRowsThreads == 0);
+    static_assert(Shape::kRows * kChunks % kSmallMThreads == 0);
 #pragma unroll
-    for (int n = 0; n < Shape::kRows * kChunks / kFewRowsThreads; ++n) {
+    for (int n = 0; n < Shape::kRows * kChunks / kSmallMThreads; ++n) {
       // Eight rows of a column beside each other: they meet all banks, here and there.
-      const int i = thread + n * kFewRowsThreads;
+      const int i = thread + n * kSmallMThreads;
       const int row = i / (8 * kChunks) * 8 + i % 8;
       const int chunk = i / 8 % kChunks;
       uint32_t x[4];
@@ -59,7 +59,7 @@ __device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step
 // done. FP4's other word follows: both at once would take the registers of a fourth block.
 // sums[4t ..] are of rows g and g + 8 of the warp's weights and of rows 2q and 2q + 1 of the t-th
 // eight of a.
-template <bool kFp4, bool kNarrow, int kTiles, typename Shape>
+template <bool kFp4, bool kGranK32, int kTiles, typename Shape>
 struct Products {
   uint32_t left[4][4];
   float parts[4][4 * kTiles];
@@ -71,7 +71,7 @@ struct Products {
     // Lanes 0 to 7 address rows 0 to 7 of the first matrix, and so on: rows 8 to 15, then the next
     // 16 bytes of both.
     const uint32_t weights =
-        stage + (first + lane % 16) * kFewRowsBytes + (lane / 16 ^ lane % 8) * 16;
+        stage + (first + lane % 16) * kSmallMRowBytes + (lane / 16 ^ lane % 8) * 16;
     const uint64_t a = describe<Shape>(kFp4 ? made + Shape::kParted : stage + Shape::kA);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -98,7 +98,7 @@ struct Products {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
     const uint32_t b_factors =
-        made + Shape::kBFactors + (kWord * kFewRowsWeights + first + lane / 4) * 16;
+        made + Shape::kBFactors + (kWord * kSmallMBlockN + first + lane / 4) * 16;
     const uint32_t row_factors = made + Shape::kRowFactors + lane % 4 * 8;
     float factors[2][4];
     load_factors(factors[0], b_factors);
@@ -112,7 +112,7 @@ struct Products {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float (&part)[4 * kTiles] = parts[i];
-        if constexpr (kNarrow) {
+        if constexpr (kGranK32) {
           const float2 of_rows =
               load_pair(row_factors + ((kWord * 4 + i) * Shape::kRows + t * 8) * 4);
 #pragma unroll
@@ -130,7 +130,7 @@ struct Products {
           }
         }
       }
-      if constexpr (!kNarrow) {
+      if constexpr (!kGranK32) {
         const float2 of_rows = load_pair(row_factors + (kWord * Shape::kRows + t * 8) * 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -144,7 +144,7 @@ struct Products {
 
 // Rounds a tile's sums and writes them.
 template <bool kFp4, int kTiles>
-__device__ __forceinline__ void write_tile(const FewRowsPlan& p, const Target& target,
+__device__ __forceinline__ void write_tile(const MxSmallMPlan& p, const Target& target,
                                            const float (&sums)[4 * kTiles]) {
   const int lane = threadIdx.x % 32;
   const int32_t column = target.first_weight + threadIdx.x / 32 * 16 + lane / 4;
@@ -157,24 +157,24 @@ __device__ __forceinline__ void write_tile(const FewRowsPlan& p, const Target& t
   }
 }
 
-}  // namespace few_rows
+}  // namespace mx_small_m
 
-template <bool kFp4, bool kNarrow, int kTiles>
-__global__ void __launch_bounds__(kFewRowsThreads, 4)
-    few_rows_kernel(const __grid_constant__ FewRowsPlan p) {
+template <bool kFp4, bool kGranK32, int kTiles>
+__global__ void __launch_bounds__(kSmallMThreads, 4)
+    sm90_mx_small_m_kernel(const __grid_constant__ MxSmallMPlan p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = FewRowsShape<kFp4, kNarrow, kTiles>;
+  using Shape = MxSmallMConfig<kFp4, kGranK32, kTiles>;
   constexpr int kStages = Shape::kStages;
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ few_rows::Target targets[kStages];  // of the tiles under way
-  const few_rows::List list = few_rows::make_list<Shape::kRows>(
+  __shared__ mx_small_m::Target targets[kStages];  // of the tiles under way
+  const mx_small_m::List list = mx_small_m::make_list<Shape::kRows>(
       p, reinterpret_cast<int32_t*>(memory + kStages * Shape::kBytes + 2 * Shape::kMadeBytes));
   const uint32_t stages = shared_address(memory);
   const uint32_t made = stages + kStages * Shape::kBytes;
   const int32_t steps = (p.k + Shape::kColumns - 1) / Shape::kColumns;
   const auto after = [](int slot) { return slot == kStages - 1 ? 0 : slot + 1; };
-  few_rows::Cursor<Shape> ahead;
-  few_rows::Source<kFp4, kNarrow, Shape> source;
+  mx_small_m::Cursor<Shape> ahead;
+  mx_small_m::Source<kFp4, kGranK32, Shape> source;
   int put = 0;    // slot to fetch into
   int aimed = 0;  // of the targets
   const auto fetch = [&] {
@@ -198,8 +198,8 @@ __global__ void __launch_bounds__(kFewRowsThreads, 4)
   for (int i = 0; i < kStages - 1; ++i) fetch();
   wait_async<kStages - 2>();
   __syncthreads();
-  few_rows::make<kFp4, kNarrow, Shape>(stages, made, 0);
-  few_rows::publish();
+  mx_small_m::make<kFp4, kGranK32, Shape>(stages, made, 0);
+  mx_small_m::publish();
   int step = 0;  // of the tile being computed
   int slot = 0;
   int target = 0;
@@ -208,26 +208,26 @@ __global__ void __launch_bounds__(kFewRowsThreads, 4)
   for (int32_t tile = blockIdx.x; tile < list.tiles;) {
     // Everybody's copies of the next stage are there, and everybody is done with the one before.
     wait_async<kStages - 3>();
-    if constexpr (!kFp4) few_rows::publish();
+    if constexpr (!kFp4) mx_small_m::publish();
     __syncthreads();
-    few_rows::Products<kFp4, kNarrow, kTiles, Shape> products;
+    mx_small_m::Products<kFp4, kGranK32, kTiles, Shape> products;
     const uint32_t now = made + odd * Shape::kMadeBytes;
     const uint32_t stage = stages + slot * Shape::kBytes;
     products.template begin<0>(stage, now);
     fetch();
     slot = after(slot);
     odd ^= 1;
-    few_rows::make<kFp4, kNarrow, Shape>(stages + slot * Shape::kBytes,
-                                         made + odd * Shape::kMadeBytes,
-                                         step + 1 == steps ? 0 : step + 1);
-    few_rows::publish();
+    mx_small_m::make<kFp4, kGranK32, Shape>(stages + slot * Shape::kBytes,
+                                            made + odd * Shape::kMadeBytes,
+                                            step + 1 == steps ? 0 : step + 1);
+    mx_small_m::publish();
     products.template finish<0>(now, sums);
     if constexpr (Shape::kWords == 2) {
       products.template begin<1>(stage, now);
       products.template finish<1>(now, sums);
     }
     if (++step < steps) continue;
-    few_rows::write_tile<kFp4, kTiles>(p, targets[target], sums);
+    mx_small_m::write_tile<kFp4, kTiles>(p, targets[target], sums);
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
     step = 0;

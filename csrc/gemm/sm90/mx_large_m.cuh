@@ -20,15 +20,16 @@
 
 #include <type_traits>
 
-#include "many_rows_work.cuh"
+#include "mx_large_m_prepare.cuh"
 
 namespace dgmoe {
-namespace many_rows {
+namespace mx_large_m {
 
 // One result, value by value.
-template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ float single(const PairPlan& p, const uint8_t* a, const int32_t* a_scale,
-                                        const uint8_t* b, const int32_t* b_scale) {
+template <bool kFp4, bool kGranK32>
+__device__ __forceinline__ float single(const MxClusterPlan& p, const uint8_t* a,
+                                        const int32_t* a_scale, const uint8_t* b,
+                                        const int32_t* b_scale) {
   float sum = 0.0f;
   for (int32_t group = 0; group < p.k / 32; ++group) {
     float part = 0.0f;
@@ -39,7 +40,7 @@ __device__ __forceinline__ float single(const PairPlan& p, const uint8_t* a, con
           kFp4 ? e2m1_to_float(b[column / 2] >> column % 2 * 4 & 15) : e4m3_to_float(b[column]);
       part = fused_multiply_add(x, y, part);
     }
-    const int32_t a_group = kNarrow ? group : group / 4;
+    const int32_t a_group = kGranK32 ? group : group / 4;
     const float a_factor = ue8m0_to_float(static_cast<uint8_t>(
         static_cast<uint32_t>(a_scale[a_group / 4 * p.a_scale_word]) >> a_group % 4 * 8));
     const float b_factor = ue8m0_to_float(static_cast<uint8_t>(
@@ -51,8 +52,8 @@ __device__ __forceinline__ float single(const PairPlan& p, const uint8_t* a, con
 
 // Where a warp is, from tile to tile: the stage that it reads, and the scales that it will.
 template <bool kFp4>
-struct Place : Ring<ManyRowsShape<kFp4>> {
-  using Shape = ManyRowsShape<kFp4>;
+struct Place : Ring<MxLargeMConfig<kFp4>> {
+  using Shape = MxLargeMConfig<kFp4>;
   int last_slot;
   const int32_t* scales[2];  // of its two rows of the weight
   uint32_t next[2];
@@ -69,9 +70,9 @@ struct Place : Ring<ManyRowsShape<kFp4>> {
     selector = kept(selector_of(c / 2));
   }
   // Before the first step of a tile, as early as can be.
-  __device__ __forceinline__ void begin(const Tiles<kManyRowsUnits>& tiles, const Tile& tile) {
+  __device__ __forceinline__ void begin(const Tiles<kLargeMBlocksM>& tiles, const Tile& tile) {
     if (!tiles.there(tile)) return;
-    const PairPlan& p = tiles.p;
+    const MxClusterPlan& p = tiles.p;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = p.b_scale + tile.expert * p.b_scale_batch +
@@ -87,24 +88,24 @@ struct Place : Ring<ManyRowsShape<kFp4>> {
 
 // One thread copies rows of a.
 template <bool kFp4>
-__device__ __forceinline__ void copy_rows(const Tiles<kManyRowsUnits>& tiles, uint32_t memory) {
-  using Shape = ManyRowsShape<kFp4>;
-  const PairPlan& p = tiles.p;
-  const int32_t steps = p.k / kManyRowsColumns;
-  pairs::copy_rows<Shape>(
+__device__ __forceinline__ void copy_rows(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory) {
+  using Shape = MxLargeMConfig<kFp4>;
+  const MxClusterPlan& p = tiles.p;
+  const int32_t steps = p.k / kLargeMBlockK;
+  mx_cluster::copy_rows<Shape>(
       tiles, memory, [&](const Tile& tile, int32_t step, int slot, uint32_t full, int32_t rows) {
         const uint32_t to = memory + slot * Shape::kStageBytes;
-        const int32_t half = rows * kManyRowsColumns * 2;
+        const int32_t half = rows * kLargeMBlockK * 2;
         const int32_t begin = half * tiles.block;
-        const uint8_t* from = p.rows + (int64_t{tile.unit} * steps + step) * kManyRowsWideBytes;
+        const uint8_t* from = p.rows + (int64_t{tile.m_block} * steps + step) * kLargeMBlockBytes;
         barrier_expect(full, half * 2);
 #pragma unroll
-        for (int unit = 0; unit < kManyRowsUnits; ++unit) {
-          const int32_t first = max(begin, unit * kManyRowsWideBytes);
-          const int32_t bytes = min(begin + half, (unit + 1) * kManyRowsWideBytes) - first;
+        for (int m_block = 0; m_block < kLargeMBlocksM; ++m_block) {
+          const int32_t first = max(begin, m_block * kLargeMBlockBytes);
+          const int32_t bytes = min(begin + half, (m_block + 1) * kLargeMBlockBytes) - first;
           if (bytes > 0) {
             copy_to_pair(to + first,
-                         from + int64_t{unit} * (steps - 1) * kManyRowsWideBytes + first, bytes,
+                         from + int64_t{m_block} * (steps - 1) * kLargeMBlockBytes + first, bytes,
                          full);
           }
         }
@@ -114,11 +115,11 @@ __device__ __forceinline__ void copy_rows(const Tiles<kManyRowsUnits>& tiles, ui
 // A group's part of a tile of up to kRows rows; goes on to the next tile. Returns whether something
 // in it has no place in bf16: then nothing is written.
 template <bool kFp4, int kRows>
-__device__ __forceinline__ bool multiply_tile(const Tiles<kManyRowsUnits>& tiles, uint32_t memory,
+__device__ __forceinline__ bool multiply_tile(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory,
                                               int group, Place<kFp4>& place, Tile& tile) {
-  using Shape = ManyRowsShape<kFp4>;
-  const PairPlan& p = tiles.p;
-  const int32_t steps = p.k / kManyRowsColumns;
+  using Shape = MxLargeMConfig<kFp4>;
+  const MxClusterPlan& p = tiles.p;
+  const int32_t steps = p.k / kLargeMBlockK;
 
   float sums[kRows / 2] = {};  // without values, those of all kinds of tiles would live all along
   // Left operands of two products, which are begun together, and of the next two, which are widened
@@ -177,8 +178,8 @@ __device__ __forceinline__ bool multiply_tile(const Tiles<kManyRowsUnits>& tiles
   }
   int32_t flag = 0;
 #pragma unroll
-  for (int i = 0; i < (kRows + kPairUnit - 1) / kPairUnit * kPairSlices; ++i) {
-    flag |= p.flags[tile.unit * kPairSlices + i];
+  for (int i = 0; i < (kRows + kBlockM - 1) / kBlockM * kSlicesPerBlockM; ++i) {
+    flag |= p.flags[tile.m_block * kSlicesPerBlockM + i];
   }
   wait_products<0>();
   place.release(place.last_slot);
@@ -193,8 +194,8 @@ __device__ __forceinline__ bool multiply_tile(const Tiles<kManyRowsUnits>& tiles
 }
 
 // The same, value by value.
-template <bool kFp4, bool kNarrow>
-__device__ __noinline__ void multiply_singly(const PairPlan& p, const Tile& tile, int group) {
+template <bool kFp4, bool kGranK32>
+__device__ __noinline__ void multiply_singly(const MxClusterPlan& p, const Tile& tile, int group) {
   const int thread = threadIdx.x % 128;
   const int32_t row = tile.first_weight + group * 64 + thread / 2;
   if (row >= p.n) return;
@@ -202,15 +203,15 @@ __device__ __noinline__ void multiply_singly(const PairPlan& p, const Tile& tile
   const int32_t* b_scale = p.b_scale + tile.expert * p.b_scale_batch + row * p.b_scale_row;
   const int32_t* a_scale = p.a_scale + (p.masked ? tile.expert * p.a_scale_batch : 0);
   for (int32_t i = thread % 2; i < tile.rows; i += 2) {
-    p.d[(tile.row + i) * p.n + row] = float_to_bf16(single<kFp4, kNarrow>(
+    p.d[(tile.row + i) * p.n + row] = float_to_bf16(single<kFp4, kGranK32>(
         p, p.a + (tile.row + i) * p.k, a_scale + (tile.scale_row + i) * p.a_scale_row, b, b_scale));
   }
 }
 
-template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ void multiply_rows(const Tiles<kManyRowsUnits>& tiles, uint32_t memory,
+template <bool kFp4, bool kGranK32>
+__device__ __forceinline__ void multiply_rows(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory,
                                               int group) {
-  const PairPlan& p = tiles.p;
+  const MxClusterPlan& p = tiles.p;
   Place<kFp4> place(memory, group);
   Tile tile = tiles.begin();
   place.begin(tiles, tile);
@@ -228,44 +229,44 @@ __device__ __forceinline__ void multiply_rows(const Tiles<kManyRowsUnits>& tiles
     } else {
       again = multiply_tile<kFp4, 64>(tiles, memory, group, place, tile);
     }
-    if (again) multiply_singly<kFp4, kNarrow>(p, now, group);
+    if (again) multiply_singly<kFp4, kGranK32>(p, now, group);
   }
 }
 
-}  // namespace many_rows
+}  // namespace mx_large_m
 
-template <bool kFp4, bool kNarrow>
+template <bool kFp4, bool kGranK32>
 __global__ void __launch_bounds__(kPrepareThreads)
-    widen_rows_kernel(const __grid_constant__ PairPlan p) {
+    sm90_mx_large_m_prepare_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
   __shared__ __align__(16) union Memory {
-    pairs::ListMemory list;
-    uint8_t rows[kManyRowsWideBytes];
+    mx_cluster::ListMemory list;
+    uint8_t rows[kLargeMBlockBytes];
   } memory;
-  extern __shared__ int32_t first_units[];  // masked only
-  pairs::prepare_units<kManyRowsUnits>(
-      p, memory.list, first_units, [&](const pairs::Tile& unit, int slice) {
-        if (unit.rows > slice * kPairStep) {
-          many_rows::widen_rows<kFp4, kNarrow>(p, unit, slice, memory.rows);
+  extern __shared__ int32_t first_m_blocks[];  // masked only
+  mx_cluster::prepare_m_blocks<kLargeMBlocksM>(
+      p, memory.list, first_m_blocks, [&](const mx_cluster::Tile& m_block, int slice) {
+        if (m_block.rows > slice * kSliceM) {
+          mx_large_m::widen_rows<kFp4, kGranK32>(p, m_block, slice, memory.rows);
         } else if (threadIdx.x == 0) {
-          p.flags[unit.unit * kPairSlices + slice] = 0;
+          p.flags[m_block.m_block * kSlicesPerBlockM + slice] = 0;
         }
       });
 #endif
 }
 
-template <bool kFp4, bool kNarrow>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kPairThreads, 1)
-    many_rows_kernel(const __grid_constant__ PairPlan p) {
+template <bool kFp4, bool kGranK32>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kCtaThreads, 1)
+    sm90_mx_large_m_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = ManyRowsShape<kFp4>;
+  using Shape = MxLargeMConfig<kFp4>;
   extern __shared__ uint8_t raw_memory[];
   const uint32_t memory = (shared_address(raw_memory) + 1023) & ~1023u;
-  const pairs::Tiles<kManyRowsUnits> tiles{p};
-  pairs::run_block<Shape>(
-      memory, [&](int group) { many_rows::multiply_rows<kFp4, kNarrow>(tiles, memory, group); },
-      [&](int thread) { pairs::copy_weights<Shape>(tiles, memory, thread); },
-      [&] { many_rows::copy_rows<kFp4>(tiles, memory); });
+  const mx_cluster::Tiles<kLargeMBlocksM> tiles{p};
+  mx_cluster::run_block<Shape>(
+      memory, [&](int group) { mx_large_m::multiply_rows<kFp4, kGranK32>(tiles, memory, group); },
+      [&](int thread) { mx_cluster::copy_weights<Shape>(tiles, memory, thread); },
+      [&] { mx_large_m::copy_rows<kFp4>(tiles, memory); });
 #endif
 }
 

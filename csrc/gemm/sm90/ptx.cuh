@@ -4,7 +4,7 @@
 #include <cstdint>
 
 namespace dgmoe {
-namespace pairs {
+namespace mx_cluster {
 
 template <int kRegisters>
 __device__ __forceinline__ void take_registers() {
@@ -112,5 +112,5 @@ __device__ __forceinline__ uint32_t kept(uint32_t value) {
   return value;
 }
 
-}  // namespace pairs
+}  // namespace mx_cluster
 }  // namespace dgmoe

@@ -1,8 +1,8 @@
-#include "mx_product.cuh"
+#include "mx_common.cuh"
 
 #include <atomic>
 
-#include "mx_cuda.cuh"
+#include "mx_grouped_gemm.cuh"
 
 namespace dgmoe {
 namespace {
@@ -25,7 +25,7 @@ int hopper_device() {
 // Whether a product is one that our kernels know: packed scales, of b for a row and 32 columns, of a
 // for 32 or 128, where FP4 has 128; whole words of scales. What is empty, or to be looked at first, is
 // the matter of others.
-bool is_mx_product(const GroupedGemmPlan& plan) {
+bool is_mx_grouped_gemm(const GroupedGemmPlan& plan) {
   if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
   return plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
          plan.b_gran_k == 32 && !(plan.a_gran_k == 32 && plan.b_fp4) && plan.k % 128 == 0 &&
@@ -42,7 +42,7 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
   // nearly empty: the kernel for some rows then takes at most half as long again as the one for many
   // or a quarter as the one for few, which on full segments takes three times as long.
   const int64_t more = segments - plan.experts;
-  if (more == 0) return kFewRowsMost + 1;
+  if (more == 0) return kSmallMMaxRows + 1;
   return more * kSegment / plan.experts + 1;
 }
 
@@ -70,14 +70,14 @@ MxPlan mx_plan(const GroupedGemmPlan& plan) {
   return mx;
 }
 
-bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d) {
-  if (!is_mx_product(plan)) return false;
+bool run_mx_grouped_gemm(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d) {
+  if (!is_mx_grouped_gemm(plan)) return false;
   const int device = hopper_device();
   if (device < 0) return false;
   const int64_t rows = expected_rows(plan);
-  if (rows <= kFewRowsMost && run_few_rows(scope, plan, device, rows)) return true;
-  return rows <= kSomeRowsMost ? run_some_rows(scope, plan, d, device)
-                               : run_many_rows(scope, plan, d, device);
+  if (rows <= kSmallMMaxRows && run_sm90_mx_small_m(scope, plan, device, rows)) return true;
+  return rows <= kMediumMMaxRows ? run_sm90_mx_medium_m(scope, plan, d, device)
+                                 : run_sm90_mx_large_m(scope, plan, d, device);
 }
 
 }  // namespace dgmoe

@@ -1,5 +1,4 @@
-"""The kernels for few rows and some of the MX recipes on Hopper: every tile height, ragged rows,
-odd n."""
+"""sm90_mx_small_m and sm90_mx_medium_m: every tile height, ragged rows, odd n."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from dgmoe_ops.reference.scale import pack_words
 
 #: recipe: columns of a that share a scale
 RECIPES = {"mxfp8": 32, "mxfp8_wide": 128, "mxfp4": 128}
-EXPECTED_M = (1, 8, 40)  # one for each tile height of few rows, with either width of weights; some
-#: few rows and some in either layout, in contiguous segments also tiles of 16 of the former, and
+EXPECTED_M = (1, 8, 40)  # small M in each tile height, with either width of weights; medium
+#: small and medium M in either layout, in contiguous segments also tiles of 16 of the former, and
 #: every tile height of the latter
 RAGGED = [
     (130, 0, 3, 17, 1, 0, 40, 256, 8, 0, 9, 33, 128, 64, 5, 200),

@@ -3,7 +3,7 @@
 //
 // A pair of blocks takes 256 rows of a weight, one half each, and up to 128 rows of a, in steps of 128
 // columns. The tensor core multiplies 32 columns at a time, e4m3 by e4m3: one group of b, whose scale
-// and that of a are applied to the partial product in fp32. Nothing is rounded that few_rows.cuh does
+// and that of a are applied to the partial product in fp32. Nothing is rounded that mx_small_m.cuh does
 // not round; but here a weight comes once for up to 128 rows.
 //
 // A first kernel prepares the rows of a, in the order in which the second one copies them to shared
@@ -15,16 +15,16 @@
 // of the left operand, the odd ones another, and the columns of a are parted likewise.
 #pragma once
 
-#include "some_rows_product.cuh"
-#include "some_rows_work.cuh"
+#include "mx_medium_m_mma.cuh"
+#include "mx_medium_m_prepare.cuh"
 
 namespace dgmoe {
-namespace some_rows {
+namespace mx_medium_m {
 
 // Where a warp is, from tile to tile: the stage that it reads.
-template <bool kFp4, bool kNarrow>
-struct Place : Ring<SomeRowsShape<kFp4, kNarrow>> {
-  using Shape = SomeRowsShape<kFp4, kNarrow>;
+template <bool kFp4, bool kGranK32>
+struct Place : Ring<MxMediumMConfig<kFp4, kGranK32>> {
+  using Shape = MxMediumMConfig<kFp4, kGranK32>;
   uint32_t weights, right, scales, factors;  // of the first stage
 
   __device__ __forceinline__ Place(uint32_t memory, int group) : Ring<Shape>(memory) {
@@ -58,21 +58,21 @@ struct Place : Ring<SomeRowsShape<kFp4, kNarrow>> {
 // A group's part of a tile of up to kRows rows; goes on to the next tile. More than 80 rows are two
 // halves, one after the other. Some products are always under way, until a step ends: the oldest is
 // waited for, scaled and added up, and another takes its place.
-template <bool kFp4, bool kNarrow, int kRows>
-__device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles, uint32_t memory,
-                                              int group, Place<kFp4, kNarrow>& place, Tile& tile) {
-  using Shape = SomeRowsShape<kFp4, kNarrow>;
+template <bool kFp4, bool kGranK32, int kRows>
+__device__ __forceinline__ void multiply_tile(const Tiles<kMediumMBlocksM>& tiles, uint32_t memory,
+                                              int group, Place<kFp4, kGranK32>& place, Tile& tile) {
+  using Shape = MxMediumMConfig<kFp4, kGranK32>;
   constexpr int kHalves = kRows > 80 ? 2 : 1;
   constexpr int kWide = kRows / kHalves;
-  constexpr int kWideOn = kWide * kSomeRowsColumns / 16;  // in 16 bytes, as descriptors count
+  constexpr int kWideOn = kWide * kMediumMBlockK / 16;  // in 16 bytes, as descriptors count
   // As many as there are registers for.
-  constexpr int kDeep = kWide <= 48 ? 4 : kRows == 64 ? (kNarrow ? 4 : 3) : 2;
+  constexpr int kDeep = kWide <= 48 ? 4 : kRows == 64 ? (kGranK32 ? 4 : 3) : 2;
   constexpr int kLefts = kHalves == 2 ? 4 : kDeep;  // of left operands
   constexpr int kProducts = 4 * kHalves;            // of a step
 
   float sums[kRows / 2] = {};
   float parts[kDeep][kWide / 2];
-  float inner[kNarrow ? 1 : kWide / 2];  // of a step, where a has one scale for all of it
+  float inner[kGranK32 ? 1 : kWide / 2];  // of a step, where a has one scale for all of it
   uint32_t left[kLefts][4];
   uint32_t codes[4];
   float mine[2];
@@ -97,7 +97,7 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
     commit_products();
   };
 #pragma unroll 1
-  for (int32_t step = tiles.p.k / kSomeRowsColumns; step > 0; --step) {
+  for (int32_t step = tiles.p.k / kMediumMBlockK; step > 0; --step) {
     place.wait();
     place.load_factor(mine);
     right = uniform(place.right + place.slot * (Shape::kStageBytes / 16));
@@ -128,14 +128,14 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
 #pragma unroll
       for (int t = 0; t < kWide / 8; ++t) {
         float2 rows;
-        if (kNarrow || g == 3) rows = place.row_factors(h * (kWide / 8) + t, g);
+        if (kGranK32 || g == 3) rows = place.row_factors(h * (kWide / 8) + t, g);
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
           const int i = 4 * t + q;
           const float weight = q < 2 ? low : high;
           const float row = q % 2 == 0 ? rows.x : rows.y;
           float& sum = sums[h * (kWide / 2) + i];
-          if constexpr (kNarrow) {
+          if constexpr (kGranK32) {
             sum = fused_multiply_add(part[i] * weight, row, sum);
           } else {
             inner[i] = g == 0 ? part[i] * weight : fused_multiply_add(part[i], weight, inner[i]);
@@ -154,76 +154,76 @@ __device__ __forceinline__ void multiply_tile(const Tiles<kSomeRowsUnits>& tiles
   write_tile<kRows>(tiles.p, now, group, memory + Shape::kResult, sums, kFp4 ? 64.0f : 1.0f);
 }
 
-template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ void multiply_rows(const Tiles<kSomeRowsUnits>& tiles, uint32_t memory,
+template <bool kFp4, bool kGranK32>
+__device__ __forceinline__ void multiply_rows(const Tiles<kMediumMBlocksM>& tiles, uint32_t memory,
                                               int group) {
-  Place<kFp4, kNarrow> place(memory, group);
+  Place<kFp4, kGranK32> place(memory, group);
   Tile tile = tiles.begin();
   while (tiles.there(tile)) {
     if (tile.rows > 96) {
-      multiply_tile<kFp4, kNarrow, 128>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 128>(tiles, memory, group, place, tile);
     } else if (tile.rows > 80) {
-      multiply_tile<kFp4, kNarrow, 96>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 96>(tiles, memory, group, place, tile);
     } else if (tile.rows > 64) {
-      multiply_tile<kFp4, kNarrow, 80>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 80>(tiles, memory, group, place, tile);
     } else if (tile.rows > 48) {
-      multiply_tile<kFp4, kNarrow, 64>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 64>(tiles, memory, group, place, tile);
     } else if (tile.rows > 32) {
-      multiply_tile<kFp4, kNarrow, 48>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 48>(tiles, memory, group, place, tile);
     } else {
-      multiply_tile<kFp4, kNarrow, 32>(tiles, memory, group, place, tile);
+      multiply_tile<kFp4, kGranK32, 32>(tiles, memory, group, place, tile);
     }
   }
 }
 
 // One thread copies rows of a.
-template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ void copy_rows(const Tiles<kSomeRowsUnits>& tiles, uint32_t memory) {
-  using Shape = SomeRowsShape<kFp4, kNarrow>;
-  constexpr int kPrepared = some_rows_prepared(kNarrow);
-  const PairPlan& p = tiles.p;
-  const int32_t steps = p.k / kSomeRowsColumns;
-  pairs::copy_rows<Shape>(
+template <bool kFp4, bool kGranK32>
+__device__ __forceinline__ void copy_rows(const Tiles<kMediumMBlocksM>& tiles, uint32_t memory) {
+  using Shape = MxMediumMConfig<kFp4, kGranK32>;
+  constexpr int kPrepared = medium_m_prepared_bytes(kGranK32);
+  const MxClusterPlan& p = tiles.p;
+  const int32_t steps = p.k / kMediumMBlockK;
+  mx_cluster::copy_rows<Shape>(
       tiles, memory, [&](const Tile& tile, int32_t step, int slot, uint32_t full, int32_t rows) {
         constexpr int kFactorsOn = 4 * Shape::kRowFactors;
-        const uint8_t* from = p.rows + (int64_t{tile.unit} * steps + step) * kPrepared;
+        const uint8_t* from = p.rows + (int64_t{tile.m_block} * steps + step) * kPrepared;
         const int32_t begin = rows * tiles.block;
-        barrier_expect(full, rows * 2 * (kSomeRowsColumns + kFactorsOn));
-        copy_to_pair(memory + slot * Shape::kStageBytes + begin * kSomeRowsColumns,
-                     from + begin * kSomeRowsColumns, rows * kSomeRowsColumns, full);
+        barrier_expect(full, rows * 2 * (kMediumMBlockK + kFactorsOn));
+        copy_to_pair(memory + slot * Shape::kStageBytes + begin * kMediumMBlockK,
+                     from + begin * kMediumMBlockK, rows * kMediumMBlockK, full);
         copy_to_pair(memory + Shape::kFactors + slot * Shape::kFactorBytes + begin * kFactorsOn,
-                     from + kSomeRowsBytes + begin * kFactorsOn, rows * kFactorsOn, full);
+                     from + kMediumMBlockBytes + begin * kFactorsOn, rows * kFactorsOn, full);
       });
 }
 
-}  // namespace some_rows
+}  // namespace mx_medium_m
 
-template <bool kFp4, bool kNarrow>
+template <bool kFp4, bool kGranK32>
 __global__ void __launch_bounds__(kPrepareThreads)
-    prepare_some_rows_kernel(const __grid_constant__ PairPlan p) {
+    sm90_mx_medium_m_prepare_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __shared__ pairs::ListMemory memory;
-  extern __shared__ int32_t first_units[];  // masked only
-  pairs::prepare_units<kSomeRowsUnits>(p, memory, first_units,
-                                       [&](const pairs::Tile& unit, int slice) {
-                                         if (unit.rows > slice * kPairStep)
-                                           some_rows::prepare_rows<kFp4, kNarrow>(p, unit, slice);
-                                       });
+  __shared__ mx_cluster::ListMemory memory;
+  extern __shared__ int32_t first_m_blocks[];  // masked only
+  mx_cluster::prepare_m_blocks<kMediumMBlocksM>(
+      p, memory, first_m_blocks, [&](const mx_cluster::Tile& m_block, int slice) {
+        if (m_block.rows > slice * kSliceM)
+          mx_medium_m::prepare_rows<kFp4, kGranK32>(p, m_block, slice);
+      });
 #endif
 }
 
-template <bool kFp4, bool kNarrow>
-__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kPairThreads, 1)
-    some_rows_kernel(const __grid_constant__ PairPlan p) {
+template <bool kFp4, bool kGranK32>
+__global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kCtaThreads, 1)
+    sm90_mx_medium_m_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = SomeRowsShape<kFp4, kNarrow>;
+  using Shape = MxMediumMConfig<kFp4, kGranK32>;
   extern __shared__ uint8_t raw_memory[];
   const uint32_t memory = (shared_address(raw_memory) + 1023) & ~1023u;
-  const pairs::Tiles<kSomeRowsUnits> tiles{p};
-  pairs::run_block<Shape>(
-      memory, [&](int group) { some_rows::multiply_rows<kFp4, kNarrow>(tiles, memory, group); },
-      [&](int thread) { pairs::copy_weights<Shape>(tiles, memory, thread); },
-      [&] { some_rows::copy_rows<kFp4, kNarrow>(tiles, memory); });
+  const mx_cluster::Tiles<kMediumMBlocksM> tiles{p};
+  mx_cluster::run_block<Shape>(
+      memory, [&](int group) { mx_medium_m::multiply_rows<kFp4, kGranK32>(tiles, memory, group); },
+      [&](int thread) { mx_cluster::copy_weights<Shape>(tiles, memory, thread); },
+      [&] { mx_medium_m::copy_rows<kFp4, kGranK32>(tiles, memory); });
 #endif
 }
 

@@ -2,10 +2,10 @@
 // written.
 #pragma once
 
-#include "pair_tiles.cuh"
+#include "scheduler.cuh"
 
 namespace dgmoe {
-namespace pairs {
+namespace mx_cluster {
 
 // Where a group of warps is in the ring of stages, from tile to tile.
 template <typename Shape>
@@ -30,12 +30,12 @@ struct Ring {
 
 // Threads that copy rows of the weight, and with them their scales, where the stages have room for
 // those.
-template <typename Shape, int kUnits>
-__device__ __forceinline__ void copy_weights(const Tiles<kUnits>& tiles, uint32_t memory,
+template <typename Shape, int kBlocksM>
+__device__ __forceinline__ void copy_weights(const Tiles<kBlocksM>& tiles, uint32_t memory,
                                              int thread) {
-  const PairPlan& p = tiles.p;
+  const MxClusterPlan& p = tiles.p;
   constexpr int kChunks = Shape::kRowBytes / 16;
-  constexpr int kAtOnce = kPairCopying / kChunks;
+  constexpr int kAtOnce = kWeightProducerThreads / kChunks;
   const int32_t row_bytes = p.k / Shape::kColumns * Shape::kRowBytes;
   const int32_t steps = p.k / Shape::kColumns;
   int slot = 0;
@@ -49,14 +49,14 @@ __device__ __forceinline__ void copy_weights(const Tiles<kUnits>& tiles, uint32_
       const uint32_t to = memory + slot * Shape::kStageBytes + Shape::kWeights +
                           Shape::place(thread / kChunks, thread % kChunks);
 #pragma unroll
-      for (int i = 0; i < kPairBlock / kAtOnce; ++i) {
+      for (int i = 0; i < kBlockN / kAtOnce; ++i) {
         const uint32_t row = min(first + i * kAtOnce, p.n - 1);
-        copy16_async(to + i * kPairCopying * 16, weights + row * row_bytes);
+        copy16_async(to + i * kWeightProducerThreads * 16, weights + row * row_bytes);
       }
       if constexpr (Shape::kScaleBytes != 0) {
 #pragma unroll
-        for (int i = 0; i < kPairBlock / kPairCopying; ++i) {
-          const int32_t row = thread + i * kPairCopying;
+        for (int i = 0; i < kBlockN / kWeightProducerThreads; ++i) {
+          const int32_t row = thread + i * kWeightProducerThreads;
           copy4_async(memory + Shape::kScales + slot * Shape::kScaleBytes + row * 4,
                       scales + min(tile.first_weight + row, p.n - 1) * p.b_scale_row);
         }
@@ -78,13 +78,14 @@ __device__ __forceinline__ void copy_weights(const Tiles<kUnits>& tiles, uint32_
 
 // One thread copies rows of a: a block of the pair copies one half of them to both. `copy` is given
 // the tile, the step, the stage's slot and its barrier, and how many rows the half has.
-template <typename Shape, int kUnits, typename Copy>
-__device__ __forceinline__ void copy_rows(const Tiles<kUnits>& tiles, uint32_t memory, Copy copy) {
+template <typename Shape, int kBlocksM, typename Copy>
+__device__ __forceinline__ void copy_rows(const Tiles<kBlocksM>& tiles, uint32_t memory,
+                                          Copy copy) {
   const int32_t steps = tiles.p.k / Shape::kColumns;
   int slot = 0;
   uint32_t round = 0;
   for (Tile tile = tiles.begin(); tiles.there(tile); tile = tiles.after(tile)) {
-    const int32_t half = (tile.rows + kPairStep - 1) / kPairStep * (kPairStep / 2);
+    const int32_t half = (tile.rows + kSliceM - 1) / kSliceM * (kSliceM / 2);
     for (int32_t step = 0; step < steps; ++step) {
       const uint32_t full = memory + Shape::kFull + slot * 8;
       barrier_wait(memory + Shape::kEmpty + slot * 8, (round & 1) ^ 1);
@@ -102,22 +103,22 @@ __device__ __forceinline__ void run_block(uint32_t memory, Multiply multiply,
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     for (int i = 0; i < Shape::kStages; ++i) {
-      barrier_init(memory + Shape::kFull + i * 8, kPairCopying + 1);
-      barrier_init(memory + Shape::kEmpty + i * 8, 2 * 4 * kPairGroups);
+      barrier_init(memory + Shape::kFull + i * 8, kWeightProducerThreads + 1);
+      barrier_init(memory + Shape::kEmpty + i * 8, 2 * 4 * kMathWarpgroups);
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   static_assert(kReaderBarriers + Shape::kStages <= 16, "a block has 16 barriers");
   meet_pair();
-  if (warp < 4 * kPairGroups) {
+  if (warp < 4 * kMathWarpgroups) {
     take_registers<224>();
     multiply(warp / 4);
   } else {
     give_registers<56>();
-    const int thread = threadIdx.x - 128 * kPairGroups;
-    if (thread < kPairCopying) {
+    const int thread = threadIdx.x - 128 * kMathWarpgroups;
+    if (thread < kWeightProducerThreads) {
       copy_weights(thread);
-    } else if (thread == kPairCopying) {
+    } else if (thread == kWeightProducerThreads) {
       copy_rows();
     }
     __syncwarp();
@@ -125,14 +126,14 @@ __device__ __forceinline__ void run_block(uint32_t memory, Multiply multiply,
   meet_pair();  // until then the other one arrives here, and copies
 }
 
-constexpr int kPitch = 64 * 2 + 16;                      // of a row of the result, in bytes
-constexpr int kResultBytes = kPairGroups * 64 * kPitch;  // of both groups
+constexpr int kPitch = 64 * 2 + 16;                          // of a row of the result, in bytes
+constexpr int kResultBytes = kMathWarpgroups * 64 * kPitch;  // of both groups
 
 // Rounds the sums of a group of warps, of 64 rows of the weight and kRows rows of a, and writes them.
 // sums[4t ..] are of rows r and r + 8 of the warp's weights and of rows 2c and 2c + 1 of the t-th
 // eight of a.
 template <int kRows>
-__device__ __forceinline__ void write_tile(const PairPlan& p, const Tile& tile, int group,
+__device__ __forceinline__ void write_tile(const MxClusterPlan& p, const Tile& tile, int group,
                                            uint32_t memory, const float (&sums)[kRows / 2],
                                            float unscale) {
   uint16_t* const to = p.d + tile.row * p.n;
@@ -173,5 +174,5 @@ __device__ __forceinline__ void write_tile(const PairPlan& p, const Tile& tile, 
   }
 }
 
-}  // namespace pairs
+}  // namespace mx_cluster
 }  // namespace dgmoe

@@ -1,10 +1,10 @@
-// Of some_rows.cuh: the tensor core's products of e4m3.
+// Of mx_medium_m.cuh: the tensor core's products of e4m3.
 #pragma once
 
-#include "mx_product.cuh"
+#include "mx_common.cuh"
 
 namespace dgmoe {
-namespace some_rows {
+namespace mx_medium_m {
 
 // Sets d to the product of 32 columns: 64 rows, from registers, and kRows rows, in shared memory. It
 // is under way until waited for.
@@ -51,5 +51,5 @@ __device__ __forceinline__ void multiply(float (&d)[kRows / 2], const uint32_t (
 #undef DGMOE_16
 #undef DGMOE_8
 
-}  // namespace some_rows
+}  // namespace mx_medium_m
 }  // namespace dgmoe

@@ -1,25 +1,25 @@
-// Of many_rows.cuh: its stages in shared memory, and how rows of a are widened.
+// Of mx_large_m.cuh: its stages in shared memory, and how rows of a are widened.
 #pragma once
 
-#include "many_rows_product.cuh"
-#include "pair_block.cuh"
+#include "mx_large_m_mma.cuh"
+#include "pipeline.cuh"
 
 namespace dgmoe {
 
-constexpr int kManyRowsUnits = 2;  // of rows of a, of a tile
-constexpr int kManyRowsColumns = 64;
-constexpr int kManyRowsWideBytes = kPairUnit * kManyRowsColumns * 2;  // of a unit in a step
+constexpr int kLargeMBlocksM = 2;  // of rows of a, of a tile
+constexpr int kLargeMBlockK = 64;
+constexpr int kLargeMBlockBytes = kBlockM * kLargeMBlockK * 2;  // of a m_block in a step
 
 template <bool kFp4>
-struct ManyRowsShape {
-  static constexpr int kColumns = kManyRowsColumns;
+struct MxLargeMConfig {
+  static constexpr int kColumns = kLargeMBlockK;
   static constexpr int kRowBytes = kFp4 ? 32 : 64;  // of a weight's row in a step
-  static constexpr int kWeights = kManyRowsUnits * kManyRowsWideBytes;  // they follow rows of a
-  static constexpr int kStageBytes = kWeights + kPairBlock * kRowBytes;
+  static constexpr int kWeights = kLargeMBlocksM * kLargeMBlockBytes;  // they follow rows of a
+  static constexpr int kStageBytes = kWeights + kBlockN * kRowBytes;
   static constexpr int kStages = 5;
   static constexpr int kScaleBytes = 0;  // they go to registers
   static constexpr int kResult = kStages * kStageBytes;
-  static constexpr int kFull = kResult + pairs::kResultBytes;  // barriers
+  static constexpr int kFull = kResult + mx_cluster::kResultBytes;  // barriers
   static constexpr int kEmpty = kFull + kStages * 8;  // of rows of a; for weights there are others
   static constexpr int kBytes = 1024 + kEmpty + kStages * 8;
 
@@ -27,29 +27,30 @@ struct ManyRowsShape {
   static DGMOE_HD constexpr int place(int row, int chunk) { return row * kRowBytes + chunk * 16; }
 };
 
-namespace many_rows {
+namespace mx_large_m {
 
-using namespace pairs;
+using namespace mx_cluster;
 
-// Widens a slice of a unit: 32 of its rows, of which a warp has 8, in some steps at once.
-template <bool kFp4, bool kNarrow>
-__device__ __forceinline__ void widen_rows(const PairPlan& p, const Tile& tile, int slice,
+// Widens a slice of a m_block: 32 of its rows, of which a warp has 8, in some steps at once.
+template <bool kFp4, bool kGranK32>
+__device__ __forceinline__ void widen_rows(const MxClusterPlan& p, const Tile& tile, int slice,
                                            uint8_t* memory) {
   constexpr int kAtOnce = 4;
-  constexpr int kSpan = kNarrow ? 2 : 8;  // steps of a word of scales
+  constexpr int kSpan = kGranK32 ? 2 : 8;  // steps of a word of scales
   constexpr int kWords = kAtOnce > kSpan ? kAtOnce / kSpan : 1;
-  constexpr int kPart = 8 * kManyRowsColumns * 2;  // bytes of a warp's rows in a step
+  constexpr int kPart = 8 * kLargeMBlockK * 2;  // bytes of a warp's rows in a step
   const int lane = threadIdx.x % 32;
   const int c = lane % 4;
   const int r = lane / 4;
-  const int first = slice * kPairStep + threadIdx.x / 32 * 8;
+  const int first = slice * kSliceM + threadIdx.x / 32 * 8;
   const uint32_t row = min(first + r, tile.rows - 1);
-  const int32_t steps = p.k / kManyRowsColumns;
+  const int32_t steps = p.k / kLargeMBlockK;
   const auto* values = reinterpret_cast<const uint4*>(p.a + (tile.row + row) * p.k) + c;
   const int32_t* scales = p.a_scale + (p.masked ? tile.expert * p.a_scale_batch : 0) +
                           (tile.scale_row + row) * p.a_scale_row;
   uint8_t* mine = memory + threadIdx.x / 32 * kAtOnce * kPart;
-  uint8_t* to = p.rows + int64_t{tile.unit} * steps * kManyRowsWideBytes + first * 128 + lane * 16;
+  uint8_t* to =
+      p.rows + int64_t{tile.m_block} * steps * kLargeMBlockBytes + first * 128 + lane * 16;
   uint32_t largest = 0;
   bool bad = false;
   for (int32_t step = 0; step < steps; step += kAtOnce) {
@@ -67,7 +68,7 @@ __device__ __forceinline__ void widen_rows(const PairPlan& p, const Tile& tile, 
 #pragma unroll
     for (int j = 0; j < kAtOnce; ++j) {
       const uint32_t word = words[j / kSpan];
-      const int byte = kNarrow ? j % 2 * 2 + c / 2 : (step + j) / 2 % 4;
+      const int byte = kGranK32 ? j % 2 * 2 + c / 2 : (step + j) / 2 % 4;
       uint32_t pairs[8];
       uint4 v = raw[j];
       bad |= step + j < steps && out_of_range(word) &&
@@ -93,7 +94,7 @@ __device__ __forceinline__ void widen_rows(const PairPlan& p, const Tile& tile, 
       if (step + j < steps) {
 #pragma unroll
         for (int i = 0; i < kPart; i += 32 * 16) {
-          *reinterpret_cast<uint4*>(to + int64_t{step + j} * kManyRowsWideBytes + i) =
+          *reinterpret_cast<uint4*>(to + int64_t{step + j} * kLargeMBlockBytes + i) =
               *reinterpret_cast<const uint4*>(mine + j * kPart + lane * 16 + i);
         }
       }
@@ -101,8 +102,8 @@ __device__ __forceinline__ void widen_rows(const PairPlan& p, const Tile& tile, 
     __syncwarp();
   }
   const int any = __syncthreads_or(bad || has_nan(largest));
-  if (threadIdx.x == 0) p.flags[tile.unit * kPairSlices + slice] = any;
+  if (threadIdx.x == 0) p.flags[tile.m_block * kSlicesPerBlockM + slice] = any;
 }
 
-}  // namespace many_rows
+}  // namespace mx_large_m
 }  // namespace dgmoe

@@ -6,7 +6,7 @@
 
 #include "../../common/cuda.cuh"
 #include "../grouped_gemm.h"
-#include "mx_product.cuh"
+#include "mx_common.cuh"
 
 namespace dgmoe {
 
@@ -19,20 +19,21 @@ inline bool on_16_bytes(const void* pointer) {
 // The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
 // product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
 // at most.
-bool run_mx_product(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
+bool run_mx_grouped_gemm(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 
-// run_mx_product asks one of these for d, and each tells whether it took the product: few_rows_cuda.cu
+// run_mx_grouped_gemm asks one of these for d, and each tells whether it took the product: mx_small_m.cu
 // first, where an expert has at most so many rows, given how many it is expected to have.
-constexpr int64_t kFewRowsMost = 14;
-bool run_few_rows(const CudaScope& scope, const GroupedGemmPlan& plan, int device, int64_t rows);
-// Then some_rows_cuda.cu, where it has at most so many. Allocates a's rows once more, 8 GiB at most;
+constexpr int64_t kSmallMMaxRows = 14;
+bool run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan, int device,
+                         int64_t rows);
+// Then mx_medium_m.cu, where it has at most so many. Allocates a's rows once more, 8 GiB at most;
 // false where a slab or all segments take more.
-constexpr int64_t kSomeRowsMost = 72;
-bool run_some_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
-                   int device);
-// Else many_rows_cuda.cu: the same, with a's rows as bf16.
-bool run_many_rows(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
-                   int device);
+constexpr int64_t kMediumMMaxRows = 72;
+bool run_sm90_mx_medium_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                          int device);
+// Else mx_large_m.cu: the same, with a's rows as bf16.
+bool run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                         int device);
 
 // What kernels are told of a product whose sizes fit.
 MxPlan mx_plan(const GroupedGemmPlan& plan);

@@ -1,0 +1,23 @@
+#include "mx_medium_m.cuh"
+
+#include "mx_launch.cuh"
+
+namespace dgmoe {
+
+bool run_sm90_mx_medium_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
+                          int device) {
+  const int64_t step_bytes = medium_m_prepared_bytes(plan.a_gran_k == 32);
+  const auto launch = [&](const MxClusterPlan& part, int64_t m_blocks) {
+    for_mx_recipe(plan, [&](auto fp4, auto gran_k32) {
+      constexpr bool kFp4 = decltype(fp4)::value;
+      constexpr bool kGranK32 = decltype(gran_k32)::value;
+      static std::atomic<bool> ready[kMaxDevices] = {};
+      launch_cluster_kernels<MxMediumMConfig<kFp4, kGranK32>::kBytes>(
+          sm90_mx_medium_m_prepare_kernel<kFp4, kGranK32>, sm90_mx_medium_m_kernel<kFp4, kGranK32>,
+          ready, part, m_blocks, scope, device);
+    });
+  };
+  return run_cluster_kernels(plan, d, plan.k / kMediumMBlockK * step_bytes, 0, launch);
+}
+
+}  // namespace dgmoe
