@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # Tests, sanitizers and benchmarks on a machine with a GPU, against an already built checkout. Builds nothing.
 #
-#   benchmarks/gpu.sh [tests|sanitize|host|ops|layer|bench|all]...   default: all; bench is host, ops and layer
+#   benchmarks/gpu.sh [tests|sanitize|approximate|host|ops|layer|bench|all]...
+#
+# Default: all; bench is host, ops and layer. Tests write cuda_suite_<gpu>.json, sanitize sanitizers_<gpu>.json and
+# approximate approximate_activation_<gpu>.json, which the documentation shows.
 #
 # OUT             where logs and tables go (default benchmarks/results)
 # PYTHONPATH      kept: further packages (deep_gemm, a peer) may stand there
@@ -39,7 +42,7 @@ step() {  # step NAME LOG COMMAND...: appends to the log, shows its end, notes a
 
 for name in $sections; do
   case "$name" in
-    tests | sanitize | host | ops | layer | bench | all) ;;
+    tests | sanitize | approximate | host | ops | layer | bench | all) ;;
     *) echo "gpu.sh: no such section: $name" >&2; exit 64 ;;
   esac
 done
@@ -47,20 +50,31 @@ done
 if wants tests; then
   : >"$OUT/tests.log"
   # shellcheck disable=SC2086  (arguments are meant to split)
-  step tests tests.log "$python" -m pytest --device cuda -q ${TEST_ARGS:-tests}
+  step tests tests.log "$python" -m pytest --device cuda -q --junitxml "$OUT/tests.xml" ${TEST_ARGS:-tests}
+  step "count tests" tests.log "$python" -m benchmarks.evidence suite "$OUT/tests.xml" --out "$OUT" \
+    --command "pytest --device cuda ${TEST_ARGS:-tests}"
 fi
 
 if wants sanitize; then
-  : >"$OUT/sanitize.log"
+  logs=()
   for tool in ${SANITIZERS:-memcheck initcheck racecheck synccheck}; do
     options=()
     # PyTorch probes the driver with calls that are meant to fail; those are no findings.
     [[ "$tool" == memcheck ]] && options+=(--report-api-errors no)
     # The caching allocator would hide accesses past a tensor inside a larger block.
-    step "sanitize $tool" sanitize.log env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
+    : >"$OUT/$tool.log"
+    logs+=("$OUT/$tool.log")
+    step "sanitize $tool" "$tool.log" env PYTORCH_NO_CUDA_MEMORY_CACHING=1 \
       timeout "${TOOL_SECONDS:-150}" compute-sanitizer --tool "$tool" --error-exitcode 9 \
       --print-limit 20 "${options[@]}" "$python" -m benchmarks.sanitize
   done
+  : >"$OUT/sanitize.log"
+  step "sum up sanitizers" sanitize.log "$python" -m benchmarks.evidence sanitizers "${logs[@]}" --out "$OUT"
+fi
+
+if wants approximate; then
+  : >"$OUT/approximate.log"
+  step approximate approximate.log "$python" -m benchmarks.evidence approximate --out "$OUT"
 fi
 
 if wants host bench; then

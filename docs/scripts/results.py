@@ -200,19 +200,19 @@ def sanitizers_table(result: Path = SANITIZER_RESULT) -> str:
 
 
 def approximate_table(result: Path = APPROXIMATE_RESULT) -> str:
-    """Lay out how many values an approximate activation moves, a line an op."""
+    """Lay out how many values an approximate activation moves, a line an activation."""
     if not result.exists():
         return _absent(result)
     document = json.loads(result.read_text())
     lines = [
         f"On {_meta(document)}, against `DGMOE_EXACT_ACTIVATION=1`:",
         "",
-        "| op | scales | values | one e4m3 step off | further off | groups with another scale |",
+        "| activation | scales | values | one e4m3 step off | further off | groups rescaled |",
         "|---|---|---|---|---|---|",
     ]
     for row in document["rows"]:
         lines.append(
-            f"| `{row['op']}` | {row['scales']} | {row['values']:,} | {row['one step']:,}"
+            f"| {row['activation']} | {row['scales']} | {row['values']:,} | {row['one step']:,}"
             f" | {row['further']:,} | {row['other scale']:,} of {row['groups']:,} |"
         )
     return "\n".join(lines)
