@@ -21,17 +21,18 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 COMMON_MAY_INCLUDE = {
     "numerics.h": set(),
     "env.h": set(),
-    "async.cuh": set(),
+    "sm90.cuh": set(),
+    "scan.cuh": set(),
     "layout.h": {"numerics.h"},
     "tensor.h": {"numerics.h", "layout.h"},
     "sanity.h": {"numerics.h", "env.h", "layout.h", "tensor.h"},
     "check.h": {"numerics.h", "layout.h", "tensor.h", "sanity.h"},
     "output.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
-    "cuda.cuh": {"numerics.h", "env.h", "async.cuh", "layout.h", "tensor.h", "sanity.h", "check.h"},
+    "cuda.cuh": {"numerics.h", "env.h", "sm90.cuh", "layout.h", "tensor.h", "sanity.h", "check.h"},
     "sanity.cuh": {"sanity.h", "cuda.cuh"},
 }
-TORCH_FREE = ("numerics.h", "layout.h", "async.cuh")
+TORCH_FREE = ("numerics.h", "layout.h", "sm90.cuh", "scan.cuh")
 MAX_LINES = 400
 
 # A part may import itself and what this table names; parts are the modules or folders of dgmoe_ops.

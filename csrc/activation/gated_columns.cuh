@@ -105,8 +105,8 @@ class GatedStages {
       const int32_t first = column + h * kGatedHalf;
       if (first >= in.inter) continue;
       const GatedVectors at(in, row, first);
-      copy16_async(shared_address(slot(stage, 2 * h)), at.low);
-      copy16_async(shared_address(slot(stage, 2 * h + 1)), at.high);
+      cp_async_16(cast_smem_ptr_to_uint(slot(stage, 2 * h)), at.low);
+      cp_async_16(cast_smem_ptr_to_uint(slot(stage, 2 * h + 1)), at.high);
     }
   }
 

@@ -5,6 +5,7 @@
 //   constexpr bool kPads                      whether there is a pad
 #pragma once
 
+#include "../common/scan.cuh"
 #include "gated_columns.cuh"
 
 namespace dgmoe {
@@ -104,7 +105,7 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
     steps.next(step);
     if constexpr (kStaged) {
       if (step.there) stages.fetch(in, row_of(step.spot), step.column, stage);
-      commit_async();
+      cp_async_fence();
     }
   };
 #pragma unroll
@@ -117,7 +118,7 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
     look(ahead[kAhead - 1], stage == 0 ? kAhead : stage - 1);
     GatedRaw raw[2];
     if constexpr (kStaged) {
-      wait_async<kAhead>();
+      cp_async_wait<kAhead>();
       stages.take(in, step.column, stage, raw);
       stage = stage == kAhead ? 0 : stage + 1;
     } else {
@@ -211,18 +212,12 @@ __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t
 // ends waits for another.
 __device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base, int experts,
                                                     int64_t* ends) {
-  constexpr uint32_t kAll = 0xffffffffu;
   const int lane = threadIdx.x % 32;
   const int slice = (experts + 31) / 32;
   int64_t own = 0;
 #pragma unroll 8
   for (int i = 0; i < slice; ++i) own += gated_valid_rows(in, base + lane * slice + i);
-  int64_t upto = own;
-#pragma unroll
-  for (int offset = 1; offset < 32; offset *= 2) {
-    const int64_t before = __shfl_up_sync(kAll, upto, offset);
-    if (lane >= offset) upto += before;
-  }
+  const int64_t upto = warp_inclusive_sum(own);
   if (threadIdx.x < 32) {
     int64_t end = upto - own;
     for (int i = lane * slice; i < (lane + 1) * slice && i < experts; ++i) {
@@ -231,7 +226,7 @@ __device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t
     }
   }
   __syncthreads();
-  return __shfl_sync(kAll, upto, 31);
+  return __shfl_sync(0xffffffffu, upto, 31);
 }
 
 // Rows [i, end) of the valid ones of experts base on, counted as one sequence, in steps.

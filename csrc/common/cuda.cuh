@@ -6,8 +6,8 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/macros.h>
 
-#include "async.cuh"
 #include "sanity.h"
+#include "sm90.cuh"
 #include "tensor.h"
 
 namespace dgmoe {

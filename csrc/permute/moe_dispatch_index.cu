@@ -1,5 +1,6 @@
 #include "moe_dispatch_index.h"
 
+#include "../common/scan.cuh"
 #include "rank_rows.cuh"
 
 namespace dgmoe {
@@ -29,28 +30,16 @@ enum class RankPhase { kWhole, kCount, kPlace };
 // offsets = exclusive sum of the padded counts. The whole block, of full warps, calls it.
 __device__ void sum_segments(const int32_t* counts, int64_t experts, const Segments& segments) {
   __shared__ int32_t warp_sums[kMostThreads / 32];
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned warp = threadIdx.x / 32;
   int32_t running = 0;
   for (int64_t first = 0; first < experts; first += blockDim.x) {
     const int64_t e = first + threadIdx.x;
     const int32_t padded =
         e < experts ? static_cast<int32_t>(round_up(counts[e], segments.alignment)) : 0;
-    int32_t inclusive = padded;
-    for (unsigned step = 1; step < 32; step *= 2) {
-      const int32_t below = __shfl_up_sync(0xffffffffu, inclusive, step);
-      if (lane >= step) inclusive += below;
-    }
-    if (lane == 31) warp_sums[warp] = inclusive;
-    __syncthreads();
-    int32_t before = 0;
-    int32_t all = 0;
-    for (unsigned w = 0; w < blockDim.x / 32; ++w) {
-      before += w < warp ? warp_sums[w] : 0;
-      all += warp_sums[w];
-    }
-    if (e < experts) segments.offsets[e] = running + before + inclusive - padded;
-    running += all;
+    int32_t total;
+    const int32_t before =
+        block_exclusive_sum(padded, warp_sums, static_cast<int>(blockDim.x / 32), total);
+    if (e < experts) segments.offsets[e] = running + before;
+    running += total;
     __syncthreads();  // before the next round overwrites warp_sums
   }
 }

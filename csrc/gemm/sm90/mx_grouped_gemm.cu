@@ -22,9 +22,9 @@ int hopper_device() {
   return major == 9 ? device : -1;
 }
 
-// Whether a product is one that our kernels know: packed scales, of b for a row and 32 columns, of a
-// for 32 or 128, where FP4 has 128; whole words of scales. What is empty, or to be looked at first, is
-// the matter of others.
+// Whether a product is one that our kernels know: packed scales, of b for a row and 32 columns, of
+// a for 32 or 128, where FP4 has 128; whole words of scales. What is empty, or to be looked at
+// first, is the matter of others.
 bool is_mx_grouped_gemm(const GroupedGemmPlan& plan) {
   if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
   return plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
@@ -39,8 +39,8 @@ int64_t expected_rows(const GroupedGemmPlan& plan) {
   const int64_t segments = ceil_div(plan.m, kSegment);
   if (segments < plan.experts) return 1;
   // What is left of the segments when each expert has one. Where nothing is, they may be full or
-  // nearly empty: the kernel for some rows then takes at most half as long again as the one for many
-  // or a quarter as the one for few, which on full segments takes three times as long.
+  // nearly empty: the kernel for some rows then takes at most half as long again as the one for
+  // many or a quarter as the one for few, which on full segments takes three times as long.
   const int64_t more = segments - plan.experts;
   if (more == 0) return kSmallMMaxRows + 1;
   return more * kSegment / plan.experts + 1;

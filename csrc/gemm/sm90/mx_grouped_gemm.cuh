@@ -17,12 +17,13 @@ inline bool on_16_bytes(const void* pointer) {
 }
 
 // The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
-// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8 GiB
-// at most.
+// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8
+// GiB at most.
 bool run_mx_grouped_gemm(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
 
-// run_mx_grouped_gemm asks one of these for d, and each tells whether it took the product: mx_small_m.cu
-// first, where an expert has at most so many rows, given how many it is expected to have.
+// run_mx_grouped_gemm asks one of these for d, and each tells whether it took the product:
+// mx_small_m.cu first, where an expert has at most so many rows, given how many it is expected to
+// have.
 constexpr int64_t kSmallMMaxRows = 14;
 bool run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan, int device,
                          int64_t rows);

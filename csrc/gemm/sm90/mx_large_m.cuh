@@ -1,21 +1,25 @@
-// The grouped GEMM of the MX recipes where an expert has many rows: bound by the tensor core, which
-// takes both operands as bf16, and next by the instructions that widen the weights.
+// sm90_mx_large_m: the grouped GEMM of the MX recipes where an expert has many rows. It is bound by
+// the tensor core at its bf16 rate, and next by the instructions that dequantise the weights.
 //
-// A pair of blocks takes 256 rows of a weight, one half each, and up to 256 rows of a, in steps of
-// 64 columns. e4m3 and e2m1 values times a power of two are exact in bf16, so scales are folded
-// into both operands, and nothing is left to do to a product but one scaling, by a constant.
+// e4m3 and e2m1 values times a power of two are exact in bf16, so the scales are folded into both
+// operands, and the accumulators take just one constant in the epilogue. A tile with scales below
+// 2^-111 of anything but zero, or above 2^16, or with NaN among scales or values, is computed again
+// by its warpgroup, element by element in fp32, without the tensor core.
 //
-// A first kernel widens the rows of a, in the order in which the second one copies them to shared
-// memory, and lists the tiles. In the second one two groups of four warps multiply 64 rows of the
-// weight each, from registers, where they are widened, once for all rows of a. A third group copies
-// some steps ahead, and across the ends of tiles: weights for its own block, and half the rows of a
-// for both.
+// sm90_mx_large_m_prepare_kernel runs first: it lists the tiles, and writes a in K blocks as bf16,
+// swizzled, with flags that say which slices need that fallback.
 //
-// The order of columns within 64 is free. A lane reads 16 columns of a row at once, and they become
-// its part of four products of 16 columns.
-//
-// Scales below 2^-111 of anything but zero, or above 2^16, or NaN, or a NaN value: the group's part
-// of the tile is computed once more, value by value.
+// CTA tile         M 256 (N of wgmma 64, 128, 144, 192 or 256, by the tile's rows) x N 128, K 64 a
+//                  stage
+// cluster          2 x 1 x 1: the CTAs share a tile of N 256; 1 CTA an SM, persistent
+// stages           5
+// warp roles       2 math warpgroups of N 64 each, 1 producer warpgroup (pipeline.cuh)
+// operand source   wgmma m64nMk16 bf16, operands swapped: the weight from registers, where it is
+//                  dequantised once for all rows of a; a from shared memory with 128-byte swizzle,
+//                  half of it multicast by each CTA of the cluster
+// scales           in both operands before wgmma
+// shared memory    FP8 224,336 bytes; FP4 203,856
+// registers        168 a thread at launch; 224 math, 56 producers after setmaxnreg
 #pragma once
 
 #include <type_traits>
@@ -23,13 +27,14 @@
 #include "mx_large_m_prepare.cuh"
 
 namespace dgmoe {
+namespace sm90 {
 namespace mx_large_m {
 
-// One result, value by value.
+// One element of d.
 template <bool kFp4, bool kGranK32>
-__device__ __forceinline__ float single(const MxClusterPlan& p, const uint8_t* a,
-                                        const int32_t* a_scale, const uint8_t* b,
-                                        const int32_t* b_scale) {
+__device__ __forceinline__ float fallback_dot(const MxClusterPlan& p, const uint8_t* a,
+                                              const int32_t* a_scale, const uint8_t* b,
+                                              const int32_t* b_scale) {
   float sum = 0.0f;
   for (int32_t group = 0; group < p.k / 32; ++group) {
     float part = 0.0f;
@@ -50,204 +55,216 @@ __device__ __forceinline__ float single(const MxClusterPlan& p, const uint8_t* a
   return sum;
 }
 
-// Where a warp is, from tile to tile: the stage that it reads, and the scales that it will.
+// A math warp's state: what its lane reads of a stage, and the scales of its two rows of the
+// weight, a word ahead.
 template <bool kFp4>
-struct Place : Ring<MxLargeMConfig<kFp4>> {
-  using Shape = MxLargeMConfig<kFp4>;
-  int last_slot;
-  const int32_t* scales[2];  // of its two rows of the weight
-  uint32_t next[2];
-  uint32_t weights, right;  // of the first stage
+struct MathState : ConsumerState<MxLargeMConfig<kFp4>> {
+  using Config = MxLargeMConfig<kFp4>;
+  int last_stage;
+  const int32_t* scales[2];
+  uint32_t next_scales[2];
+  uint32_t weights, a_desc;  // of the first stage
   uint32_t selector;
-  int row;  // of the weight, in the block's, and 8 more
+  int row;  // of the CTA's rows of the weight; the lane has row + 8 too
 
-  __device__ __forceinline__ Place(uint32_t memory, int group) : Ring<Shape>(memory) {
+  __device__ __forceinline__ MathState(uint32_t memory, int warpgroup)
+      : ConsumerState<Config>(memory) {
     const int lane = threadIdx.x % 32;
     const int c = lane % 4;
-    row = group * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
-    weights = kept(memory + Shape::kWeights + row * Shape::kRowBytes + c * (kFp4 ? 8 : 16));
-    right = kept(low_descriptor(memory));
-    selector = kept(selector_of(c / 2));
+    row = warpgroup * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4;
+    weights =
+        no_rematerialize(memory + Config::kWeights + row * Config::kRowBytes + c * (kFp4 ? 8 : 16));
+    a_desc = no_rematerialize(make_smem_desc_128b_lo(memory));
+    selector = no_rematerialize(selector_of(c / 2));
   }
-  // Before the first step of a tile, as early as can be.
-  __device__ __forceinline__ void begin(const Tiles<kLargeMBlocksM>& tiles, const Tile& tile) {
-    if (!tiles.there(tile)) return;
-    const MxClusterPlan& p = tiles.p;
+  // Loads a tile's first scales, before the epilogue of the tile before.
+  __device__ __forceinline__ void prefetch_scales(const TileScheduler<kLargeMBlocksM>& scheduler,
+                                                  const WorkTile& tile) {
+    if (!scheduler.is_valid(tile)) return;
+    const MxClusterPlan& p = scheduler.p;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       scales[i] = p.b_scale + tile.expert * p.b_scale_batch +
-                  min(tile.first_weight + row + i * 8, p.n - 1) * p.b_scale_row;
-      next[i] = __ldg(scales[i]);
+                  min(tile.first_n + row + i * 8, p.n - 1) * p.b_scale_row;
+      next_scales[i] = __ldg(scales[i]);
     }
   }
   __device__ __forceinline__ void advance() {
-    last_slot = this->slot;
-    Ring<Shape>::advance();
+    last_stage = this->stage;
+    ConsumerState<Config>::advance();
   }
 };
 
-// One thread copies rows of a.
+// The producer thread of a: this CTA's half, to both CTAs. The half may span two M blocks.
 template <bool kFp4>
-__device__ __forceinline__ void copy_rows(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory) {
-  using Shape = MxLargeMConfig<kFp4>;
-  const MxClusterPlan& p = tiles.p;
-  const int32_t steps = p.k / kLargeMBlockK;
-  mx_cluster::copy_rows<Shape>(
-      tiles, memory, [&](const Tile& tile, int32_t step, int slot, uint32_t full, int32_t rows) {
-        const uint32_t to = memory + slot * Shape::kStageBytes;
+__device__ __forceinline__ void produce_rows(const TileScheduler<kLargeMBlocksM>& scheduler,
+                                             uint32_t memory) {
+  using Config = MxLargeMConfig<kFp4>;
+  const MxClusterPlan& p = scheduler.p;
+  const int32_t k_blocks = p.k / kLargeMBlockK;
+  load_rows<Config>(
+      scheduler, memory,
+      [&](const WorkTile& tile, int32_t k_block, int stage, uint32_t full, int32_t rows) {
+        const uint32_t to = memory + stage * Config::kStageBytes;
         const int32_t half = rows * kLargeMBlockK * 2;
-        const int32_t begin = half * tiles.block;
-        const uint8_t* from = p.rows + (int64_t{tile.m_block} * steps + step) * kLargeMBlockBytes;
-        barrier_expect(full, half * 2);
+        const int32_t begin = half * scheduler.cta;
+        const uint8_t* from =
+            p.rows + (int64_t{tile.m_block} * k_blocks + k_block) * kLargeMBlockBytes;
+        mbarrier_arrive_and_expect_tx(full, half * 2);
 #pragma unroll
         for (int m_block = 0; m_block < kLargeMBlocksM; ++m_block) {
           const int32_t first = max(begin, m_block * kLargeMBlockBytes);
           const int32_t bytes = min(begin + half, (m_block + 1) * kLargeMBlockBytes) - first;
           if (bytes > 0) {
-            copy_to_pair(to + first,
-                         from + int64_t{m_block} * (steps - 1) * kLargeMBlockBytes + first, bytes,
-                         full);
+            bulk_copy_g2s_multicast(
+                to + first, from + int64_t{m_block} * (k_blocks - 1) * kLargeMBlockBytes + first,
+                bytes, full, 3);
           }
         }
       });
 }
 
-// A group's part of a tile of up to kRows rows; goes on to the next tile. Returns whether something
-// in it has no place in bf16: then nothing is written.
+// The mainloop of a warpgroup over a tile of up to kRows rows, its epilogue, and the step to the
+// next tile. Returns whether the tile needs the fallback: then nothing was stored.
 template <bool kFp4, int kRows>
-__device__ __forceinline__ bool multiply_tile(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory,
-                                              int group, Place<kFp4>& place, Tile& tile) {
-  using Shape = MxLargeMConfig<kFp4>;
-  const MxClusterPlan& p = tiles.p;
-  const int32_t steps = p.k / kLargeMBlockK;
+__device__ __forceinline__ bool math_tile(const TileScheduler<kLargeMBlocksM>& scheduler,
+                                          uint32_t memory, int warpgroup, MathState<kFp4>& state,
+                                          WorkTile& tile) {
+  using Config = MxLargeMConfig<kFp4>;
+  const MxClusterPlan& p = scheduler.p;
+  const int32_t k_blocks = p.k / kLargeMBlockK;
 
-  float sums[kRows / 2] = {};  // without values, those of all kinds of tiles would live all along
-  // Left operands of two products, which are begun together, and of the next two, which are widened
-  // meanwhile.
-  uint32_t left[2][2][4] = {};
+  // Initialised: accumulators without values would be live across the code for all tile heights.
+  float accum[kRows / 2] = {};
+  // Fragments of two wgmmas, which are committed as one batch, and of the next two, which are
+  // dequantised while those are pending.
+  uint32_t fragments[2][2][4] = {};
   uint32_t words[2] = {};
   uint32_t largest = 0;
-  bool bad = false;
-  bool outside = false;
-  const auto one = [&](int32_t step, int odd) {
-    place.wait();
-    Raw<kFp4> raw[2];
+  bool needs_fallback = false;
+  bool any_out_of_range = false;
+  const auto k_block_math = [&](int32_t k_block, int odd) {
+    state.wait_full();
+    PackedWeights<kFp4> packed[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      raw[i].load(place.weights + place.slot * Shape::kStageBytes + i * 8 * Shape::kRowBytes);
+      packed[i].load(state.weights + state.stage * Config::kStageBytes + i * 8 * Config::kRowBytes);
     }
-    done_reading(place.slot);
-    if (outside) {
+    arrive_weights_read(state.stage);
+    if (any_out_of_range) {
       const int byte = odd * 2 + threadIdx.x % 4 / 2;
-      bad |= needs_scale(words[0], byte, raw[0].magnitudes()) ||
-             needs_scale(words[1], byte, raw[1].magnitudes());
+      needs_fallback |= needs_scale(words[0], byte, packed[0].magnitudes()) ||
+                        needs_scale(words[1], byte, packed[1].magnitudes());
     }
-    const uint32_t selector = place.selector + odd * 0x2020;
-    const uint32_t right = uniform(place.right + place.slot * (Shape::kStageBytes / 16));
-    const uint32_t low = factor_of(words[0], selector);
-    const uint32_t high = factor_of(words[1], selector);
-    const auto products = [&](auto pair) {
-      constexpr int kPair = decltype(pair)::value;
-      auto& set = left[kPair];
-      widen_weights<kFp4, 2 * kPair, 0>(raw[0], low, set[0], largest);
-      widen_weights<kFp4, 2 * kPair, 1>(raw[1], high, set[0], largest);
-      widen_weights<kFp4, 2 * kPair + 1, 0>(raw[0], low, set[1], largest);
-      widen_weights<kFp4, 2 * kPair + 1, 1>(raw[1], high, set[1], largest);
-      begin_products();
-      multiply<kRows>(sums, set[0], descriptor(right + 4 * kPair));
-      multiply<kRows>(sums, set[1], descriptor(right + 4 * kPair + 2));
-      commit_products();
-      wait_products<1>();
+    const uint32_t selector = state.selector + odd * 0x2020;
+    const uint32_t a_desc = warp_uniform(state.a_desc + state.stage * (Config::kStageBytes / 16));
+    const uint32_t factor = factor_of(words[0], selector);
+    const uint32_t factor_8 = factor_of(words[1], selector);
+    const auto batch = [&](auto of) {
+      constexpr int kBatch = decltype(of)::value;
+      auto& set = fragments[kBatch];
+      dequant_fragment<kFp4, 2 * kBatch, 0>(packed[0], factor, set[0], largest);
+      dequant_fragment<kFp4, 2 * kBatch, 1>(packed[1], factor_8, set[0], largest);
+      dequant_fragment<kFp4, 2 * kBatch + 1, 0>(packed[0], factor, set[1], largest);
+      dequant_fragment<kFp4, 2 * kBatch + 1, 1>(packed[1], factor_8, set[1], largest);
+      warpgroup_arrive();
+      wgmma_bf16<kRows>(accum, set[0], make_smem_desc_128b(a_desc + 4 * kBatch));
+      wgmma_bf16<kRows>(accum, set[1], make_smem_desc_128b(a_desc + 4 * kBatch + 2));
+      warpgroup_commit_batch();
+      warpgroup_wait<1>();
     };
-    products(std::integral_constant<int, 0>{});
-    if (step > 0) place.release(place.last_slot);
-    products(std::integral_constant<int, 1>{});
-    place.advance();
+    batch(std::integral_constant<int, 0>{});
+    if (k_block > 0) state.release(state.last_stage);
+    batch(std::integral_constant<int, 1>{});
+    state.advance();
   };
-  for (int32_t step = 0; step < steps; step += 2) {
-    outside = false;
+  for (int32_t k_block = 0; k_block < k_blocks; k_block += 2) {  // a word of scales each
+    any_out_of_range = false;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      words[i] = place.next[i];
-      outside |= out_of_range(words[i]);
-      place.scales[i] += p.b_scale_word;
-      if (step + 2 < steps) place.next[i] = __ldg(place.scales[i]);
+      words[i] = state.next_scales[i];
+      any_out_of_range |= out_of_range(words[i]);
+      state.scales[i] += p.b_scale_word;
+      if (k_block + 2 < k_blocks) state.next_scales[i] = __ldg(state.scales[i]);
     }
-    one(step, 0);
-    one(step + 1, 1);
+    k_block_math(k_block, 0);
+    k_block_math(k_block + 1, 1);
   }
   int32_t flag = 0;
 #pragma unroll
   for (int i = 0; i < (kRows + kBlockM - 1) / kBlockM * kSlicesPerBlockM; ++i) {
     flag |= p.flags[tile.m_block * kSlicesPerBlockM + i];
   }
-  wait_products<0>();
-  place.release(place.last_slot);
-  const Tile now = tile;
-  tile = tiles.after(now);
-  place.begin(tiles, tile);
+  warpgroup_wait<0>();
+  state.release(state.last_stage);
+  const WorkTile now = tile;
+  tile = scheduler.next_work(now);
+  state.prefetch_scales(scheduler, tile);
 
-  if (any_of_group(group, bad || has_nan(largest) || flag != 0)) return true;
-  constexpr float kUnscale = kFp4 ? 0x1p24f : 0x1p18f;
-  write_tile<kRows>(p, now, group, memory + Shape::kResult, sums, kUnscale);
+  if (warpgroup_any(warpgroup, needs_fallback || has_nan(largest) || flag != 0)) return true;
+  constexpr float kUnscale = kFp4 ? 0x1p24f : 0x1p18f;  // 2^-15 or 2^-9 of b, times 2^-9 of a
+  store_tile<kRows>(p, now, warpgroup, memory + Config::kStaging, accum, kUnscale);
   return false;
 }
 
-// The same, value by value.
+// A warpgroup's part of a tile, element by element.
 template <bool kFp4, bool kGranK32>
-__device__ __noinline__ void multiply_singly(const MxClusterPlan& p, const Tile& tile, int group) {
+__device__ __noinline__ void fallback_tile(const MxClusterPlan& p, const WorkTile& tile,
+                                           int warpgroup) {
   const int thread = threadIdx.x % 128;
-  const int32_t row = tile.first_weight + group * 64 + thread / 2;
+  const int32_t row = tile.first_n + warpgroup * 64 + thread / 2;
   if (row >= p.n) return;
   const uint8_t* b = p.b + (int64_t{tile.expert} * p.n + row) * (kFp4 ? p.k / 2 : p.k);
   const int32_t* b_scale = p.b_scale + tile.expert * p.b_scale_batch + row * p.b_scale_row;
   const int32_t* a_scale = p.a_scale + (p.masked ? tile.expert * p.a_scale_batch : 0);
   for (int32_t i = thread % 2; i < tile.rows; i += 2) {
-    p.d[(tile.row + i) * p.n + row] = float_to_bf16(single<kFp4, kGranK32>(
+    p.d[(tile.row + i) * p.n + row] = float_to_bf16(fallback_dot<kFp4, kGranK32>(
         p, p.a + (tile.row + i) * p.k, a_scale + (tile.scale_row + i) * p.a_scale_row, b, b_scale));
   }
 }
 
+// A math warpgroup: all tiles, each by the smallest wgmma that holds its rows.
 template <bool kFp4, bool kGranK32>
-__device__ __forceinline__ void multiply_rows(const Tiles<kLargeMBlocksM>& tiles, uint32_t memory,
-                                              int group) {
-  const MxClusterPlan& p = tiles.p;
-  Place<kFp4> place(memory, group);
-  Tile tile = tiles.begin();
-  place.begin(tiles, tile);
-  while (tiles.there(tile)) {
-    const Tile now = tile;
-    bool again = false;
+__device__ __forceinline__ void math(const TileScheduler<kLargeMBlocksM>& scheduler,
+                                     uint32_t memory, int warpgroup) {
+  const MxClusterPlan& p = scheduler.p;
+  MathState<kFp4> state(memory, warpgroup);
+  WorkTile tile = scheduler.initial_work();
+  state.prefetch_scales(scheduler, tile);
+  while (scheduler.is_valid(tile)) {
+    const WorkTile now = tile;
+    bool needs_fallback = false;
     if (tile.rows > 192) {
-      again = multiply_tile<kFp4, 256>(tiles, memory, group, place, tile);
+      needs_fallback = math_tile<kFp4, 256>(scheduler, memory, warpgroup, state, tile);
     } else if (tile.rows > 144) {
-      again = multiply_tile<kFp4, 192>(tiles, memory, group, place, tile);
+      needs_fallback = math_tile<kFp4, 192>(scheduler, memory, warpgroup, state, tile);
     } else if (tile.rows > 128) {
-      again = multiply_tile<kFp4, 144>(tiles, memory, group, place, tile);
+      needs_fallback = math_tile<kFp4, 144>(scheduler, memory, warpgroup, state, tile);
     } else if (tile.rows > 64) {
-      again = multiply_tile<kFp4, 128>(tiles, memory, group, place, tile);
+      needs_fallback = math_tile<kFp4, 128>(scheduler, memory, warpgroup, state, tile);
     } else {
-      again = multiply_tile<kFp4, 64>(tiles, memory, group, place, tile);
+      needs_fallback = math_tile<kFp4, 64>(scheduler, memory, warpgroup, state, tile);
     }
-    if (again) multiply_singly<kFp4, kGranK32>(p, now, group);
+    if (needs_fallback) fallback_tile<kFp4, kGranK32>(p, now, warpgroup);
   }
 }
 
 }  // namespace mx_large_m
+}  // namespace sm90
 
 template <bool kFp4, bool kGranK32>
 __global__ void __launch_bounds__(kPrepareThreads)
     sm90_mx_large_m_prepare_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  __shared__ __align__(16) union Memory {
-    mx_cluster::ListMemory list;
+  __shared__ __align__(16) union Storage {
+    sm90::ListStorage list;
     uint8_t rows[kLargeMBlockBytes];
-  } memory;
+  } storage;
   extern __shared__ int32_t first_m_blocks[];  // masked only
-  mx_cluster::prepare_m_blocks<kLargeMBlocksM>(
-      p, memory.list, first_m_blocks, [&](const mx_cluster::Tile& m_block, int slice) {
+  sm90::prepare_m_blocks<kLargeMBlocksM>(
+      p, storage.list, first_m_blocks, [&](const sm90::WorkTile& m_block, int slice) {
         if (m_block.rows > slice * kSliceM) {
-          mx_large_m::widen_rows<kFp4, kGranK32>(p, m_block, slice, memory.rows);
+          sm90::mx_large_m::prepare_rows<kFp4, kGranK32>(p, m_block, slice, storage.rows);
         } else if (threadIdx.x == 0) {
           p.flags[m_block.m_block * kSlicesPerBlockM + slice] = 0;
         }
@@ -259,14 +276,15 @@ template <bool kFp4, bool kGranK32>
 __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(kCtaThreads, 1)
     sm90_mx_large_m_kernel(const __grid_constant__ MxClusterPlan p) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  using Shape = MxLargeMConfig<kFp4>;
+  namespace kernel = sm90::mx_large_m;
+  using Config = MxLargeMConfig<kFp4>;
   extern __shared__ uint8_t raw_memory[];
-  const uint32_t memory = (shared_address(raw_memory) + 1023) & ~1023u;
-  const mx_cluster::Tiles<kLargeMBlocksM> tiles{p};
-  mx_cluster::run_block<Shape>(
-      memory, [&](int group) { mx_large_m::multiply_rows<kFp4, kGranK32>(tiles, memory, group); },
-      [&](int thread) { mx_cluster::copy_weights<Shape>(tiles, memory, thread); },
-      [&] { mx_large_m::copy_rows<kFp4>(tiles, memory); });
+  const uint32_t memory = (cast_smem_ptr_to_uint(raw_memory) + 1023) & ~1023u;
+  const sm90::TileScheduler<kLargeMBlocksM> scheduler{p};
+  sm90::run_warp_specialized<Config>(
+      memory, [&](int warpgroup) { kernel::math<kFp4, kGranK32>(scheduler, memory, warpgroup); },
+      [&](int thread) { sm90::load_weights<Config>(scheduler, memory, thread); },
+      [&] { kernel::produce_rows<kFp4>(scheduler, memory); });
 #endif
 }
 

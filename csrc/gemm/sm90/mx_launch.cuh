@@ -45,8 +45,8 @@ void launch_cluster_kernels(Kernel prepare, Kernel multiply,
   DGMOE_LAUNCH(multiply, grid_for(blocks, 1) / 2 * 2, kCtaThreads, kBytes, scope, plan);
 }
 
-// Multiplies, given the bytes of a m_block of prepared rows and how many flags it has. `launch` is given
-// a plan and its m_blocks. False where a product is none for pairs of blocks.
+// Multiplies, given the bytes of a m_block of prepared rows and how many flags it has. `launch` is
+// given a plan and its m_blocks. False where a product is none for pairs of blocks.
 template <typename Launch>
 bool run_cluster_kernels(const GroupedGemmPlan& plan, const Tensor& d, int64_t m_block_bytes,
                          int64_t m_block_flags, Launch launch) {

@@ -1,238 +1,249 @@
-// The grouped GEMM of the MX recipes where an expert has few rows: bound by the weights' way from
-// memory, so that weights stay packed until they are in registers.
+// sm90_mx_small_m: the grouped GEMM of the MX recipes where an expert has few rows. It is bound by
+// the bandwidth at which weights are read, so they stay packed until they are in registers.
 //
-// A block takes 64 rows of a weight and 8 * kTiles rows of a, over all of k, 128 bytes of each
-// weight row at once, by asynchronous copies some steps ahead and across the ends of its tiles. Its
-// warps multiply the weight's rows by the tensor core's m64nNk32, 32 columns at a time: one group
-// of b, whose scale is applied to the partial product in fp32. The weights are the left operand,
-// from registers.
-//
-// FP4: a lane's eight codes of a group stand in one word of a row; the even ones become one
-// register of the left operand, the odd ones another, and the bytes of a are parted likewise in
-// shared memory, since the order of columns within a group is free. An e2m1 code shifted into the
-// place of an e4m3 value is 2^-6 of it, zero and one half included.
+// CTA tile         M 8 or 16 (kTiles 1 or 2) x N 64, K 128 (FP8) or 256 (FP4) a stage
+// cluster          none; 4 CTAs an SM, persistent
+// stages           4; 3 for FP4 with M 16. Scales, and FP4's a, are converted one stage ahead, into
+//                  two further buffers
+// warp roles       none: all 4 warps issue cp.async, convert, and are one math warpgroup
+// operand source   wgmma m64nMk32 e4m3, operands swapped: the weight from registers (ldmatrix; e2m1
+//                  unpacked to e4m3 there), a from shared memory without swizzle
+// scales           in fp32 on the accumulators of each group of 32 columns: one UE8M0 of a weight's
+//                  row, then one of a's row for 32 (kGranK32) or 128 columns
+// shared memory    FP8 40,704 bytes with M 8, and 45,056 (kGranK32) or 44,800 with M 16; FP4 51,968
+//                  and 51,328; 12 more a segment
+// registers        96 to 116 a thread (FP8), 126 to 128 (FP4); 128 is the bound for 4 CTAs
 #pragma once
 
-#include "mx_small_m_scheduler.cuh"
+#include "mx_small_m_load.cuh"
 
 namespace dgmoe {
+namespace sm90 {
 namespace mx_small_m {
 
-// Makes of a stage what its products need: scales as factors; FP4's a parted into the even and the
-// odd columns of each group.
-template <bool kFp4, bool kGranK32, typename Shape>
-__device__ __forceinline__ void make(uint32_t stage, uint32_t made, int32_t step) {
+// Converts a stage: scales to fp32, and FP4's a into even and odd columns of each group.
+template <bool kFp4, bool kGranK32, typename Config>
+__device__ __forceinline__ void convert_stage(uint32_t stage, uint32_t converted, int32_t k_block) {
   const int thread = threadIdx.x;
-  if (Shape::kWords * kSmallMBlockN == kSmallMThreads || thread < kSmallMBlockN) {
-    const uint32_t word = load_word(stage + Shape::kBScale + thread * 4);
-    store_factors(made + Shape::kBFactors + thread * 16, power(word, 0), power(word, 1),
-                  power(word, 2), power(word, 3));
+  if (Config::kWords * kSmallMBlockN == kSmallMThreads || thread < kSmallMBlockN) {
+    const uint32_t word = ld_shared_b32(stage + Config::kBScale + thread * 4);
+    st_shared_v4_f32(converted + Config::kBScaleF32 + thread * 16, ue8m0_of_word(word, 0),
+                     ue8m0_of_word(word, 1), ue8m0_of_word(word, 2), ue8m0_of_word(word, 3));
   }
-  if (thread < Shape::kRows) {
-    uint32_t word = load_word(stage + Shape::kAScale + thread * 4);
-    if constexpr (!kGranK32) word >>= step * Shape::kWords % 4 * 8;
+  if (thread < Config::kBlockM) {
+    uint32_t word = ld_shared_b32(stage + Config::kAScale + thread * 4);
+    if constexpr (!kGranK32) word >>= k_block * Config::kWords % 4 * 8;
 #pragma unroll
-    for (int i = 0; i < Shape::kAFactors; ++i) {
-      store_factor(made + Shape::kRowFactors + (i * Shape::kRows + thread) * 4, power(word, i));
+    for (int i = 0; i < Config::kAScales; ++i) {
+      st_shared_f32(converted + Config::kAScaleF32 + (i * Config::kBlockM + thread) * 4,
+                    ue8m0_of_word(word, i));
     }
   }
   if constexpr (kFp4) {
-    constexpr int kChunks = Shape::kColumns / 16;
-    static_assert(Shape::kRows * kChunks % kSmallMThreads == 0);
+    constexpr int kChunks = Config::kBlockK / 16;
+    static_assert(Config::kBlockM * kChunks % kSmallMThreads == 0);
 #pragma unroll
-    for (int n = 0; n < Shape::kRows * kChunks / kSmallMThreads; ++n) {
-      // Eight rows of a column beside each other: they meet all banks, here and there.
+    for (int n = 0; n < Config::kBlockM * kChunks / kSmallMThreads; ++n) {
+      // Eight rows of a column of chunks together: no bank conflicts on either side.
       const int i = thread + n * kSmallMThreads;
       const int row = i / (8 * kChunks) * 8 + i % 8;
       const int chunk = i / 8 % kChunks;
       uint32_t x[4];
-      load_words(x, stage + Shape::kA + Shape::raw(row, chunk));
-      const uint32_t to = made + Shape::kParted + Shape::core(row, chunk / 2, 0) + chunk % 2 * 8;
-      store_words(to, __byte_perm(x[0], x[1], 0x6420), __byte_perm(x[2], x[3], 0x6420));
-      store_words(to + Shape::kCore, __byte_perm(x[0], x[1], 0x7531),
-                  __byte_perm(x[2], x[3], 0x7531));
+      ld_shared_v4_b32(x, stage + Config::kA + Config::row_major(row, chunk));
+      const uint32_t to =
+          converted + Config::kASplit + Config::core_matrix(row, chunk / 2, 0) + chunk % 2 * 8;
+      st_shared_v2_b32(to, __byte_perm(x[0], x[1], 0x6420), __byte_perm(x[2], x[3], 0x6420));
+      st_shared_v2_b32(to + Config::kCoreBytes, __byte_perm(x[0], x[1], 0x7531),
+                       __byte_perm(x[2], x[3], 0x7531));
     }
   }
 }
 
-// Products of four groups of a stage, those of a word of scales, on their way while other work is
-// done. FP4's other word follows: both at once would take the registers of a fourth block.
-// sums[4t ..] are of rows g and g + 8 of the warp's weights and of rows 2q and 2q + 1 of the t-th
-// eight of a.
-template <bool kFp4, bool kGranK32, int kTiles, typename Shape>
-struct Products {
-  uint32_t left[4][4];
-  float parts[4][4 * kTiles];
+// The wgmmas of the four groups of a word of scales, pending while other work is done. FP4's second
+// word follows after: both at once would take the registers of a fourth CTA. accum[4t ..] are of
+// rows g and g + 8 of the warp's 16 of the weight and of rows 2q and 2q + 1 of the t-th eight of a,
+// for lane 4g + q.
+template <bool kFp4, bool kGranK32, int kTiles, typename Config>
+struct Mma {
+  uint32_t fragments[4][4];
+  float partial[4][4 * kTiles];
 
   template <int kWord>
-  __device__ __forceinline__ void begin(uint32_t stage, uint32_t made) {
+  __device__ __forceinline__ void issue(uint32_t stage, uint32_t converted) {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
-    // Lanes 0 to 7 address rows 0 to 7 of the first matrix, and so on: rows 8 to 15, then the next
-    // 16 bytes of both.
-    const uint32_t weights =
-        stage + (first + lane % 16) * kSmallMRowBytes + (lane / 16 ^ lane % 8) * 16;
-    const uint64_t a = describe<Shape>(kFp4 ? made + Shape::kParted : stage + Shape::kA);
+    // Matrices of ldmatrix: rows 0 to 7, rows 8 to 15, then the next 16 bytes of both.
+    const uint32_t b = stage + (first + lane % 16) * kSmallMRowBytes + (lane / 16 ^ lane % 8) * 16;
+    const uint64_t a =
+        make_smem_desc_no_swizzle<Config::kCoreBytes, Config::kGroups * 2 * Config::kCoreBytes>(
+            kFp4 ? converted + Config::kASplit : stage + Config::kA);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       if constexpr (kFp4) {
         uint32_t raw[4];
         if (i % 2 != 0) continue;
-        load_matrices(raw, weights ^ (4 * kWord + i) * 16);
+        ldmatrix_x4(raw, b ^ (4 * kWord + i) * 16);
 #pragma unroll
-        for (int j = 0; j < 2; ++j) unpack(left[i + j], raw[2 * j], raw[2 * j + 1]);
+        for (int j = 0; j < 2; ++j) e2m1_fragment(fragments[i + j], raw[2 * j], raw[2 * j + 1]);
       } else {
-        load_matrices(left[i], weights ^ (4 * kWord + i) * 32);
+        ldmatrix_x4(fragments[i], b ^ (4 * kWord + i) * 32);
       }
     }
-    begin_products();
+    warpgroup_arrive();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      product(parts[i], left[i], a + (Shape::core(0, 4 * kWord + i, 0) >> 4));
+      wgmma_e4m3<8 * kTiles>(partial[i], fragments[i],
+                             a + (Config::core_matrix(0, 4 * kWord + i, 0) >> 4));
     }
-    commit_products();
+    warpgroup_commit_batch();
   }
 
+  // Promotes them: scales the partial products and adds them to the accumulators.
   template <int kWord>
-  __device__ __forceinline__ void finish(uint32_t made, float (&sums)[4 * kTiles]) {
+  __device__ __forceinline__ void promote(uint32_t converted, float (&accum)[4 * kTiles]) {
     const int lane = threadIdx.x % 32;
     const int first = threadIdx.x / 32 * 16;
-    const uint32_t b_factors =
-        made + Shape::kBFactors + (kWord * kSmallMBlockN + first + lane / 4) * 16;
-    const uint32_t row_factors = made + Shape::kRowFactors + lane % 4 * 8;
-    float factors[2][4];
-    load_factors(factors[0], b_factors);
-    load_factors(factors[1], b_factors + 8 * 16);
-    wait_products<0>();
+    const uint32_t b_scales =
+        converted + Config::kBScaleF32 + (kWord * kSmallMBlockN + first + lane / 4) * 16;
+    const uint32_t a_scales = converted + Config::kAScaleF32 + lane % 4 * 8;
+    float b_scale[2][4];
+    ld_shared_v4_f32(b_scale[0], b_scales);
+    ld_shared_v4_f32(b_scale[1], b_scales + 8 * 16);
+    warpgroup_wait<0>();
 #pragma unroll
-    for (int i = 0; i < 4; ++i) keep(parts[i]), keep(left[i]);
+    for (int i = 0; i < 4; ++i) {
+      warpgroup_fence_operand(partial[i]), warpgroup_fence_operand(fragments[i]);
+    }
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       float inner[4];
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const float (&part)[4 * kTiles] = parts[i];
+        const float (&part)[4 * kTiles] = partial[i];
         if constexpr (kGranK32) {
-          const float2 of_rows =
-              load_pair(row_factors + ((kWord * 4 + i) * Shape::kRows + t * 8) * 4);
+          const float2 a_scale =
+              ld_shared_v2_f32(a_scales + ((kWord * 4 + i) * Config::kBlockM + t * 8) * 4);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float scaled = part[4 * t + j] * factors[j / 2][i];
-            float& sum = sums[4 * t + j];
-            sum = fused_multiply_add(scaled, j % 2 == 0 ? of_rows.x : of_rows.y, sum);
+            const float scaled = part[4 * t + j] * b_scale[j / 2][i];
+            float& sum = accum[4 * t + j];
+            sum = fused_multiply_add(scaled, j % 2 == 0 ? a_scale.x : a_scale.y, sum);
           }
         } else {
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            const float factor = factors[j / 2][i];
-            inner[j] = i == 0 ? part[4 * t + j] * factor
-                              : fused_multiply_add(part[4 * t + j], factor, inner[j]);
+            const float scale = b_scale[j / 2][i];
+            inner[j] = i == 0 ? part[4 * t + j] * scale
+                              : fused_multiply_add(part[4 * t + j], scale, inner[j]);
           }
         }
       }
       if constexpr (!kGranK32) {
-        const float2 of_rows = load_pair(row_factors + (kWord * Shape::kRows + t * 8) * 4);
+        const float2 a_scale = ld_shared_v2_f32(a_scales + (kWord * Config::kBlockM + t * 8) * 4);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-          float& sum = sums[4 * t + j];
-          sum = fused_multiply_add(inner[j], j % 2 == 0 ? of_rows.x : of_rows.y, sum);
+          float& sum = accum[4 * t + j];
+          sum = fused_multiply_add(inner[j], j % 2 == 0 ? a_scale.x : a_scale.y, sum);
         }
       }
     }
   }
 };
 
-// Rounds a tile's sums and writes them.
+// The epilogue: rounds to bf16 and stores. FP4's codes were 2^-6 of their values.
 template <bool kFp4, int kTiles>
-__device__ __forceinline__ void write_tile(const MxSmallMPlan& p, const Target& target,
-                                           const float (&sums)[4 * kTiles]) {
+__device__ __forceinline__ void store_tile(const MxSmallMPlan& p, const OutputTile& output,
+                                           const float (&accum)[4 * kTiles]) {
   const int lane = threadIdx.x % 32;
-  const int32_t column = target.first_weight + threadIdx.x / 32 * 16 + lane / 4;
+  const int32_t column = output.first_n + threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
   for (int i = 0; i < 4 * kTiles; ++i) {
     const int32_t row = i / 4 * 8 + lane % 4 * 2 + i % 2;
     const int32_t to = column + i / 2 % 2 * 8;
-    const float y = kFp4 ? sums[i] * 64.0f : sums[i];
-    if (row < target.left && to < p.n) p.d[(target.row + row) * p.n + to] = float_to_bf16(y);
+    const float y = kFp4 ? accum[i] * 64.0f : accum[i];
+    if (row < output.rows && to < p.n) p.d[(output.row + row) * p.n + to] = float_to_bf16(y);
   }
 }
 
 }  // namespace mx_small_m
+}  // namespace sm90
 
 template <bool kFp4, bool kGranK32, int kTiles>
 __global__ void __launch_bounds__(kSmallMThreads, 4)
     sm90_mx_small_m_kernel(const __grid_constant__ MxSmallMPlan p) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
-  using Shape = MxSmallMConfig<kFp4, kGranK32, kTiles>;
-  constexpr int kStages = Shape::kStages;
+  namespace kernel = sm90::mx_small_m;
+  using Config = MxSmallMConfig<kFp4, kGranK32, kTiles>;
+  constexpr int kStages = Config::kStages;
   extern __shared__ __align__(128) uint8_t memory[];
-  __shared__ mx_small_m::Target targets[kStages];  // of the tiles under way
-  const mx_small_m::List list = mx_small_m::make_list<Shape::kRows>(
-      p, reinterpret_cast<int32_t*>(memory + kStages * Shape::kBytes + 2 * Shape::kMadeBytes));
-  const uint32_t stages = shared_address(memory);
-  const uint32_t made = stages + kStages * Shape::kBytes;
-  const int32_t steps = (p.k + Shape::kColumns - 1) / Shape::kColumns;
-  const auto after = [](int slot) { return slot == kStages - 1 ? 0 : slot + 1; };
-  mx_small_m::Cursor<Shape> ahead;
-  mx_small_m::Source<kFp4, kGranK32, Shape> source;
-  int put = 0;    // slot to fetch into
-  int aimed = 0;  // of the targets
-  const auto fetch = [&] {
-    if (ahead.tile < list.tiles) {
-      if (ahead.step == 0) {
-        ahead.find(p, list);
-        source.aim(p, ahead);
-        if (threadIdx.x == 0) targets[aimed] = ahead.target;
+  __shared__ kernel::OutputTile outputs[kStages];  // of the tiles in flight
+  const kernel::SegmentList list = kernel::list_segments<Config::kBlockM>(
+      p, reinterpret_cast<int32_t*>(memory + kStages * Config::kStageBytes +
+                                    2 * Config::kConvertedBytes));
+  const uint32_t stages = cast_smem_ptr_to_uint(memory);
+  const uint32_t converted = stages + kStages * Config::kStageBytes;
+  const int32_t k_blocks = (p.k + Config::kBlockK - 1) / Config::kBlockK;
+  const auto after = [](int index) { return index == kStages - 1 ? 0 : index + 1; };
+  kernel::LoadScheduler<Config> loads;
+  kernel::Loader<kFp4, kGranK32, Config> loader;
+  int write_stage = 0;
+  int write_output = 0;
+  const auto load_next = [&] {
+    if (loads.tile < list.tiles) {
+      if (loads.k_block == 0) {
+        loads.fetch_tile(p, list);
+        loader.set_tile(p, loads);
+        if (threadIdx.x == 0) outputs[write_output] = loads.output;
       }
-      source.copy(p, ahead.step, stages + put * Shape::kBytes);
-      if (++ahead.step == steps) {
-        ahead.step = 0;
-        ahead.tile += gridDim.x;
-        aimed = after(aimed);
+      loader.load(p, loads.k_block, stages + write_stage * Config::kStageBytes);
+      if (++loads.k_block == k_blocks) {
+        loads.k_block = 0;
+        loads.tile += gridDim.x;
+        write_output = after(write_output);
       }
     }
-    put = after(put);
-    commit_async();
+    write_stage = after(write_stage);
+    cp_async_fence();
   };
 #pragma unroll 1
-  for (int i = 0; i < kStages - 1; ++i) fetch();
-  wait_async<kStages - 2>();
+  for (int i = 0; i < kStages - 1; ++i) load_next();
+  cp_async_wait<kStages - 2>();
   __syncthreads();
-  mx_small_m::make<kFp4, kGranK32, Shape>(stages, made, 0);
-  mx_small_m::publish();
-  int step = 0;  // of the tile being computed
-  int slot = 0;
-  int target = 0;
-  int odd = 0;  // of the two made
-  float sums[4 * kTiles] = {};
+  kernel::convert_stage<kFp4, kGranK32, Config>(stages, converted, 0);
+  fence_view_async_shared();
+  int k_block = 0;  // of the tile in the mainloop
+  int read_stage = 0;
+  int read_output = 0;
+  int buffer = 0;  // of the two converted stages
+  float accum[4 * kTiles] = {};
   for (int32_t tile = blockIdx.x; tile < list.tiles;) {
-    // Everybody's copies of the next stage are there, and everybody is done with the one before.
-    wait_async<kStages - 3>();
-    if constexpr (!kFp4) mx_small_m::publish();
+    // The next stage has landed for all threads, and all have finished with the one before.
+    cp_async_wait<kStages - 3>();
+    if constexpr (!kFp4) fence_view_async_shared();
     __syncthreads();
-    mx_small_m::Products<kFp4, kGranK32, kTiles, Shape> products;
-    const uint32_t now = made + odd * Shape::kMadeBytes;
-    const uint32_t stage = stages + slot * Shape::kBytes;
-    products.template begin<0>(stage, now);
-    fetch();
-    slot = after(slot);
-    odd ^= 1;
-    mx_small_m::make<kFp4, kGranK32, Shape>(stages + slot * Shape::kBytes,
-                                            made + odd * Shape::kMadeBytes,
-                                            step + 1 == steps ? 0 : step + 1);
-    mx_small_m::publish();
-    products.template finish<0>(now, sums);
-    if constexpr (Shape::kWords == 2) {
-      products.template begin<1>(stage, now);
-      products.template finish<1>(now, sums);
+    kernel::Mma<kFp4, kGranK32, kTiles, Config> mma;
+    const uint32_t now = converted + buffer * Config::kConvertedBytes;
+    const uint32_t stage = stages + read_stage * Config::kStageBytes;
+    mma.template issue<0>(stage, now);
+    load_next();
+    read_stage = after(read_stage);
+    buffer ^= 1;
+    kernel::convert_stage<kFp4, kGranK32, Config>(stages + read_stage * Config::kStageBytes,
+                                                  converted + buffer * Config::kConvertedBytes,
+                                                  k_block + 1 == k_blocks ? 0 : k_block + 1);
+    fence_view_async_shared();
+    mma.template promote<0>(now, accum);
+    if constexpr (Config::kWords == 2) {
+      mma.template issue<1>(stage, now);
+      mma.template promote<1>(now, accum);
     }
-    if (++step < steps) continue;
-    mx_small_m::write_tile<kFp4, kTiles>(p, targets[target], sums);
+    if (++k_block < k_blocks) continue;
+    kernel::store_tile<kFp4, kTiles>(p, outputs[read_output], accum);
 #pragma unroll
-    for (float& sum : sums) sum = 0.0f;
-    step = 0;
+    for (float& sum : accum) sum = 0.0f;
+    k_block = 0;
     tile += gridDim.x;
-    target = after(target);
+    read_output = after(read_output);
   }
 #endif
 }
