@@ -13,6 +13,7 @@ from rich.console import Console
 import dgmoe_ops  # noqa: F401  (registers the ops)
 from benchmarks import bench_host, bench_layer, bench_ops, shapes, timing
 from benchmarks.report import RESULTS, Report, environment
+from dgmoe_ops.analysis.gpus import gpu_of
 from dgmoe_ops.formats.recipes import RECIPES
 
 
@@ -95,11 +96,11 @@ def _console() -> Console:
 
 def _report(title: str, columns, device: torch.device, targets: list[Path]) -> tuple[Report, float]:
     meta = environment(device)
-    rates = shapes.gpu_rates(str(meta["device"]))
-    if rates:
+    gpu = gpu_of(str(meta["device"]))
+    if gpu:
         meta["peak rates"] = (
-            f"{rates.hbm_bytes_per_s / 1e12:g} TB/s, {rates.fp8_flops / 1e12:g} fp8 and"
-            f" {rates.bf16_flops / 1e12:g} bf16 TFLOP/s ({rates.source})"
+            f"{gpu.hbm_bytes_per_s / 1e12:g} TB/s, {gpu.fp8_flops / 1e12:g} fp8 and"
+            f" {gpu.bf16_flops / 1e12:g} bf16 TFLOP/s ({gpu.source})"
         )
     rate = timing.copy_rate(device)
     meta["copy rate"] = f"{rate * 1e-9:.0f} GB/s measured, bytes read plus bytes written"

@@ -25,8 +25,9 @@ from benchmarks.layers import (
     staged,
 )
 from benchmarks.report import Report, Row
-from benchmarks.shapes import GpuRates, Shape, gpu_rates, routing_floor_us
+from benchmarks.shapes import Shape, routing_floor_us
 from benchmarks.timing import eager_us, graph_us, release
+from dgmoe_ops.analysis.gpus import Gpu, gpu_of
 from dgmoe_ops.formats.layouts import slab_rows
 
 COLUMNS = (
@@ -103,7 +104,7 @@ def contenders(shape: Shape, tokens: int, recipe: str, peer, device_name: str) -
 class Cell:
     """One shape, token count and recipe: its inputs, its reference, and what ran on them."""
 
-    def __init__(self, shape: Shape, tokens: int, weights: LayerWeights, rates: GpuRates | None):
+    def __init__(self, shape: Shape, tokens: int, weights: LayerWeights, gpu: Gpu | None):
         self.shape, self.tokens, self.weights = shape, tokens, weights
         self.device = weights.w2.device
         # Small calls find their weights in the L2 cache unless each routes differently.
@@ -113,10 +114,8 @@ class Cell:
         self.want = reference(self.inputs[0], weights, self.checked, True)
         self.unrounded = reference(self.inputs[0], weights, self.checked, False)
         self.floor = None
-        if rates is not None:
-            floors = [
-                routing_floor_us(shape, i.topk_ids, rates, weights.recipe) for i in self.inputs
-            ]
+        if gpu is not None:
+            floors = [routing_floor_us(shape, i.topk_ids, gpu, weights.recipe) for i in self.inputs]
             self.floor = sum(floors) / count
         self.outputs: dict[tuple[str, str], torch.Tensor] = {}
 
@@ -241,11 +240,11 @@ class Run:
         )
         return row
 
-    def cell(self, shape: Shape, tokens: int, weights: LayerWeights, rates) -> None:
+    def cell(self, shape: Shape, tokens: int, weights: LayerWeights, gpu: Gpu | None) -> None:
         if self.budget.spent():
             self.report.note(f"out of time before {shape.name} T={tokens} {weights.recipe}")
             return
-        cell = Cell(shape, tokens, weights, rates)
+        cell = Cell(shape, tokens, weights, gpu)
         name = torch.cuda.get_device_name(cell.device) if cell.device.type == "cuda" else "cpu"
         for who in contenders(shape, tokens, weights.recipe, self.peer, name):
             row = self.contend(cell, who)
@@ -274,7 +273,7 @@ def run(
     report.notes.extend(_FOOTNOTES)
     state = Run(report, options, budget, say)
     state.find_peer(device)
-    rates = gpu_rates(str(report.meta["device"]))
+    gpu = gpu_of(str(report.meta["device"]))
     for shape in shapes:
         for recipe in options.recipes:
             if budget.spent():
@@ -282,7 +281,7 @@ def run(
                 continue
             weights = weights_of(recipe, shape, device)
             for count in tokens:
-                state.cell(shape, count, weights, rates)
+                state.cell(shape, count, weights, gpu)
             del weights
             release(device)
     return state.right

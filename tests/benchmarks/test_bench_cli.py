@@ -19,9 +19,10 @@ from benchmarks import bench, bench_layer, bench_ops, layers, shapes  # noqa: E4
 from benchmarks.inputs import fp8_weights, layer_inputs  # noqa: E402
 from benchmarks.report import Report  # noqa: E402
 from dgmoe_ops import ops  # noqa: E402
+from dgmoe_ops.analysis.gpus import GPUS, gpu_of  # noqa: E402
 
 CPU = torch.device("cpu")
-H200 = shapes.gpu_rates("NVIDIA H200")
+H200 = GPUS["H200"]
 
 
 def _run(arguments: list[str]):
@@ -132,8 +133,11 @@ def test_floor_by_hand():
 
 def test_rates_are_looked_up_by_the_longest_name():
     assert H200.fp8_flops == 1979e12
-    assert shapes.gpu_rates("NVIDIA H200 NVL").fp8_flops == 1671e12
-    assert shapes.gpu_rates("NVIDIA GeForce GTX 1080") is None
+    assert gpu_of("NVIDIA H200 NVL").fp8_flops == 1671e12
+    assert gpu_of("NVIDIA H200") is gpu_of("an NVIDIA H200, or part of it") is H200
+    assert gpu_of("NVIDIA H100 80GB HBM3").hbm_bytes_per_s == 3.35e12
+    assert gpu_of("NVIDIA H100 PCIe").hbm_bytes_per_s == 2.0e12
+    assert gpu_of("NVIDIA GeForce GTX 1080") is None
 
 
 def test_slab_bytes_by_hand():
