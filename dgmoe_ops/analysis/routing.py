@@ -3,26 +3,46 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from .memory import Call
 
-
-def even_ids(call: Call) -> torch.Tensor:
-    """Ids that spread the (token, slot) pairs round robin over all experts."""
-    slots = torch.arange(call.tokens * call.top_k) % max(1, call.experts)
-    return slots.reshape(call.tokens, call.top_k)
+_MOST_VALUES = 1 << 24  # of a tensor made at a time
 
 
-def random_ids(call: Call, seed: int) -> torch.Tensor:
+def even_counts(call: Call) -> list[int]:
+    """Rows of each local expert where the (token, slot) pairs go round robin over all experts."""
+    each, more = divmod(call.tokens * call.top_k, call.experts)
+    return [each + (expert < more) for expert in range(call.local_experts)]
+
+
+def random_ids(call: Call, seed: int) -> Iterator[torch.Tensor]:
     """Ids of `top_k` distinct experts a token, some experts wanted more than others, as routers
-    do."""
-    generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(call.tokens, call.experts, generator=generator)
-    liking = 0.5 * torch.randn(call.experts, generator=generator)
-    return (logits + liking).topk(call.top_k).indices
+    do; some tokens at a time."""
+    tokens = range(0, call.tokens, max(1, _MOST_VALUES // call.experts))
+
+    def logits(generator: torch.Generator) -> Iterator[torch.Tensor]:
+        for first in tokens:
+            count = min(tokens.step, call.tokens - first)
+            yield torch.randn(count, call.experts, generator=generator)
+
+    ahead = torch.Generator().manual_seed(seed)
+    for _ in logits(ahead):
+        pass  # what all experts have in common is drawn behind the tokens
+    liking = 0.5 * torch.randn(call.experts, generator=ahead)
+    for some in logits(torch.Generator().manual_seed(seed)):
+        yield (some + liking).topk(call.top_k).indices
+
+
+def random_counts(call: Call, seed: int) -> list[int]:
+    """Rows of each local expert under `random_ids`."""
+    total = torch.zeros(call.local_experts, dtype=torch.int64)
+    for ids in random_ids(call, seed):
+        total += torch.tensor(row_counts(ids, call.local_experts))
+    return total.tolist()
 
 
 def read_ids(path: Path) -> torch.Tensor:
@@ -43,8 +63,11 @@ def read_ids(path: Path) -> torch.Tensor:
 
 def row_counts(ids: torch.Tensor, local_experts: int) -> list[int]:
     """Rows of each local expert (the first of all): the tokens that name it, each once."""
-    named = torch.zeros(ids.shape[0], local_experts, dtype=torch.bool)
-    local = (ids >= 0) & (ids < local_experts)
-    token, _ = local.nonzero(as_tuple=True)
-    named[token, ids[local]] = True
-    return named.sum(0).tolist()
+    total = torch.zeros(local_experts, dtype=torch.int64)
+    for some in ids.split(max(1, _MOST_VALUES // max(1, local_experts))):
+        named = torch.zeros(some.shape[0], local_experts, dtype=torch.bool)
+        local = (some >= 0) & (some < local_experts)
+        token, _ = local.nonzero(as_tuple=True)
+        named[token, some[local]] = True
+        total += named.sum(0)
+    return total.tolist()

@@ -16,6 +16,7 @@ from ..analysis import diagnosis
 from ..analysis.machine import Machine, look
 from ..backends import deep_gemm, platforms
 from ..formats.layouts import Layout
+from .options import Command
 from .text import console, size
 
 
@@ -109,7 +110,7 @@ def _show(document: dict, to: Console) -> None:
         to.print(f"[red]The layer cannot run here {where}.[/red]")
 
 
-@click.command(short_help="What this machine can run, and what is missing.")
+@click.command(cls=Command, short_help="What this machine can run, and what is missing.")
 @click.option("--json", "as_json", is_flag=True, help="write one JSON document")
 @click.option(
     "--prove",

@@ -61,7 +61,8 @@ def _label(axes: Axes, name: str, rows: int, valid: int) -> None:
 
 
 def draw(file: Path, call: Call, counts: list[int], title: str, source: str) -> None:
-    """Draw both layouts of a call for experts with these row counts.
+    """Draw both layouts of a call for experts with these row counts into this very file, whose
+    suffix names the format; without one it is PNG.
 
     Both panels have one scale, so that their areas compare. In the contiguous layout the segments
     stand one behind the other in memory; here each is a column, and the rows behind the last one
@@ -94,4 +95,4 @@ def draw(file: Path, call: Call, counts: list[int], title: str, source: str) -> 
         Patch(label="behind the last segment: for a worse routing", **_SURPLUS),
     ]
     figure.legend(handles=patches, loc="outside lower center", ncols=3, frameon=False, fontsize=10)
-    figure.savefig(file, dpi=130)
+    figure.savefig(file, dpi=130, format=file.suffix[1:] or "png")

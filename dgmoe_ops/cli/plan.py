@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import click
-import torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -17,7 +16,10 @@ from ..analysis.memory import Call
 from ..backends import platforms
 from ..formats.layouts import LAYOUT_ARGUMENTS, Layout
 from ..formats.recipes import RECIPES
+from .options import MOST_TOKENS, Command, Finite, NamedPath, check_sizes, sizes
 from .text import console, microseconds, share, size
+
+MOST_DRAWN = 1 << 28  #: tokens times experts of a random routing: some seconds
 
 
 def _title(document: dict) -> str:
@@ -137,17 +139,20 @@ def _memory_bytes(gpu: str, device_memory_gib: float | None) -> int | None:
             raise click.UsageError("--device-memory-gib is for a GPU: a CPU has no slab budget")
         return None
     gib = GPUS[gpu].memory_gib if device_memory_gib is None else device_memory_gib
-    if not 0 < gib < 2**20:
-        raise click.BadParameter("must be a finite size", param_hint="--device-memory-gib")
     return int(gib * planning.GIB)
 
 
-def _drawn_ids(call: Call, file: Path | None, seed: int) -> torch.Tensor:
+def _drawn_counts(call: Call, file: Path | None, seed: int) -> list[int]:
     if file is None:
-        return routing.random_ids(call, seed)
+        if call.tokens * call.experts > MOST_DRAWN:
+            raise click.UsageError(
+                f"--plot draws a random routing of at most {MOST_DRAWN} tokens times experts, got"
+                f" {call.tokens * call.experts}: give --routing, or fewer tokens"
+            )
+        return routing.random_counts(call, seed)
     try:
         ids = routing.read_ids(file)
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise click.BadParameter(str(error), param_hint="--routing") from error
     wanted = (call.tokens, call.top_k)
     if tuple(ids.shape) != wanted:
@@ -155,22 +160,15 @@ def _drawn_ids(call: Call, file: Path | None, seed: int) -> torch.Tensor:
             f"{file} must have {wanted[0]} tokens of {wanted[1]} ids, got {tuple(ids.shape)}",
             param_hint="--routing",
         )
-    return ids
+    return routing.row_counts(ids, call.local_experts)
 
 
-_COUNT = click.IntRange(min=1)
-
-
-@click.command(short_help="Which layout a call takes, why, and what it costs.")
+@click.command(cls=Command, short_help="Which layout a call takes, why, and what it costs.")
 @click.option(
-    "--tokens", required=True, type=click.IntRange(0, 2**24), help="rows of hidden_states"
+    "--tokens", required=True, type=click.IntRange(0, MOST_TOKENS), help="rows of hidden_states"
 )
-@click.option("--experts", required=True, type=_COUNT, help="experts over all ranks")
-@click.option("--hidden", required=True, type=_COUNT)
-@click.option("--intermediate", required=True, type=_COUNT)
-@click.option("--top-k", required=True, type=_COUNT)
+@sizes
 @click.option("--recipe", default="fp8_block", show_default=True, type=click.Choice(list(RECIPES)))
-@click.option("--local-experts", type=_COUNT, help="experts of this rank  [default: all]")
 @click.option(
     "--layout", default="auto", show_default=True, type=click.Choice(list(LAYOUT_ARGUMENTS))
 )
@@ -183,20 +181,22 @@ _COUNT = click.IntRange(min=1)
 )
 @click.option(
     "--device-memory-gib",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Finite(0, 2**20, min_open=True),
     help="total memory  [default: of the GPU]",
 )
 @click.option("--json", "as_json", is_flag=True, help="write one JSON document, in bytes")
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="draw both layouts to scale into this file (PNG, SVG, PDF)",
+    type=NamedPath(dir_okay=False),
+    help="draw both layouts to scale into this file: PNG, SVG or PDF by its suffix, PNG without"
+    " one",
 )
 @click.option(
     "--routing",
     "routing_file",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="a JSON list of lists of expert ids to draw  [default: random]",
+    type=NamedPath(exists=True, dir_okay=False),
+    help="a JSON list of lists of expert ids to draw  [default: random, of at most"
+    f" {MOST_DRAWN} tokens times experts]",
 )
 @click.option(
     "--seed",
@@ -223,10 +223,7 @@ def plan(
 ) -> None:
     """Say which layout a call takes and why, and what it allocates, moves and computes."""
     local = experts if local_experts is None else local_experts
-    if local > experts:
-        raise click.UsageError(f"--local-experts {local} is more than --experts {experts}")
-    if top_k > experts:
-        raise click.UsageError(f"--top-k {top_k} is more than --experts {experts}")
+    check_sizes(experts, local, top_k)
     if routing_file is not None and plot is None:
         raise click.UsageError("--routing says what --plot draws: give both")
     device = GPUS.get(gpu)
@@ -243,7 +240,7 @@ def plan(
         packed=forms[:1] == ("packed_ue8m0",),
         arch=arch,
     )
-    even = routing.row_counts(routing.even_ids(call), local)
+    even = routing.even_counts(call)
     memory_bytes = _memory_bytes(gpu, device_memory_gib)
     try:
         document = planning.build(call, layout, device, memory_bytes, even)
@@ -269,7 +266,7 @@ def _plot(file: Path, call: Call, document: dict, routing_file: Path | None, see
         raise click.ClickException(
             "--plot needs matplotlib, which is not installed: pip install matplotlib"
         ) from error
-    counts = routing.row_counts(_drawn_ids(call, routing_file, seed), call.local_experts)
+    counts = _drawn_counts(call, routing_file, seed)
     source = f"routing of {routing_file.name}" if routing_file else f"random routing, seed {seed}"
     try:
         draw(file, call, counts, _title(document), source)

@@ -17,9 +17,18 @@ from ..formats.recipes import RECIPES
 from ..warmup.operands import operand_bytes, weight_bytes
 from ..warmup.run import KernelCall, LayerShape, WarmupReport, plan_warmup
 from ..warmup.run import warmup as run_warmup
+from .options import (
+    MOST_ALIGNMENT,
+    MOST_WARMUP_TOKENS,
+    Command,
+    Finite,
+    NamedPath,
+    check_sizes,
+    sizes,
+)
 from .text import console, size
 
-_COUNT = click.IntRange(min=1)
+_SHOWN_CALLS = 1000
 
 
 class Tokens(click.ParamType):
@@ -31,17 +40,19 @@ class Tokens(click.ParamType):
         if not isinstance(value, str):
             return value
         try:
-            if ":" in value:
-                first, last = map(int, value.split(":"))
-                if not 0 <= first <= last:
-                    raise ValueError
-                return first, last
-            counts = [int(part) for part in value.split(",")]
+            counts = [int(part) for part in value.split(":" if ":" in value else ",")]
         except ValueError:
+            counts = []
+        span = ":" in value
+        if not counts or (span and len(counts) != 2):
             self.fail(f"{value!r} is neither counts 1,8,32 nor a span 1:512", param, ctx)
-        if min(counts) < 0:
-            self.fail(f"{value!r} has a count below 0", param, ctx)
-        return counts
+        for count in counts:
+            if not 0 <= count <= MOST_WARMUP_TOKENS:
+                must = f"counts must be from 0 to {MOST_WARMUP_TOKENS}"
+                self.fail(f"{must}, got {count}", param, ctx)
+        if span and counts[0] > counts[1]:
+            self.fail(f"{value!r} is a span that ends before it begins", param, ctx)
+        return tuple(counts) if span else counts
 
 
 def _table(calls: list[KernelCall]) -> Table:
@@ -49,16 +60,18 @@ def _table(calls: list[KernelCall]) -> Table:
     table.add_column("op")
     for column in ("n", "k", "experts", "m", "expected_m", "weight", "rest"):
         table.add_column(column, justify="right")
-    for call in calls:
+    for call in calls[:_SHOWN_CALLS]:
         spec = call.spec
-        sizes = (spec.n, spec.k, spec.experts, spec.m)
+        numbers = (spec.n, spec.k, spec.experts, spec.m)
         table.add_row(
             call.op,
-            *map(str, sizes),
+            *map(str, numbers),
             str(spec.expected_m) if spec.masked else "-",
             size(weight_bytes(call, False)),
             size(operand_bytes(call, False)),
         )
+    if len(calls) > _SHOWN_CALLS:
+        table.caption = f"and {len(calls) - _SHOWN_CALLS} more, which --json lists"
     return table
 
 
@@ -66,25 +79,30 @@ def _show(report: WarmupReport, to: Console) -> None:
     to.print(escape(str(report)), soft_wrap=True)
 
 
-@click.command(short_help="Compile the kernels of a layer before it serves.")
-@click.option("--tokens", required=True, type=Tokens(), help="rows of hidden_states")
-@click.option("--experts", required=True, type=_COUNT, help="experts over all ranks")
-@click.option("--hidden", required=True, type=_COUNT)
-@click.option("--intermediate", required=True, type=_COUNT)
-@click.option("--top-k", required=True, type=_COUNT)
+@click.command(cls=Command, short_help="Compile the kernels of a layer before it serves.")
+@click.option(
+    "--tokens",
+    required=True,
+    type=Tokens(),
+    help=f"rows of hidden_states, each 0 to {MOST_WARMUP_TOKENS}",
+)
+@sizes
 @click.option("--recipe", default="fp8_block", show_default=True, type=click.Choice(list(RECIPES)))
-@click.option("--local-experts", type=_COUNT, help="experts of this rank  [default: all]")
 @click.option(
     "--layout",
     default="both",
     show_default=True,
     type=click.Choice(["both", *(name.value for name in Layout)]),
 )
-@click.option("--alignment", type=_COUNT, help="of contiguous segments  [default: 128]")
+@click.option(
+    "--alignment",
+    type=click.IntRange(1, MOST_ALIGNMENT),
+    help="of contiguous segments  [default: 128]",
+)
 @click.option("--device", default="cuda", show_default=True)
 @click.option(
     "--cache-dir",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=NamedPath(file_okay=False),
     help="the library's cache folder  [default: DGMOE_JIT_CACHE_DIR]",
 )
 @click.option(
@@ -94,7 +112,7 @@ def _show(report: WarmupReport, to: Console) -> None:
     "--lock-timeout",
     default=jit_cache.LOCK_TIMEOUT,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Finite(0, 7 * 24 * 3600),
     help="seconds to wait for another process that compiles",
 )
 @click.option("--dry-run", is_flag=True, help="list the calls and run nothing; needs no GPU")
@@ -121,14 +139,14 @@ def warmup(
     The kernels stay in DeepGEMM's cache folder, where the processes that serve find them.
     """
     local = experts if local_experts is None else local_experts
-    if local > experts:
-        raise click.UsageError(f"--local-experts {local} is more than --experts {experts}")
-    if top_k > experts:
-        raise click.UsageError(f"--top-k {top_k} is more than --experts {experts}")
+    check_sizes(experts, local, top_k)
     what = LayerShape(local, hidden, intermediate, top_k, recipe, experts)
     layouts = tuple(Layout) if layout == "both" else (layout,)
     if dry_run:
-        calls = plan_warmup(what, tokens=tokens, layouts=layouts, alignment=alignment)
+        try:
+            calls = plan_warmup(what, tokens=tokens, layouts=layouts, alignment=alignment)
+        except ValueError as error:
+            raise click.ClickException(str(error)) from error
         if as_json:
             document = {"layer": asdict(what), "calls": [call.facts() for call in calls]}
             click.echo(json.dumps(document, indent=2))

@@ -182,6 +182,11 @@ def _arch(device: torch.device) -> int:
             f"dgmoe_ops.warmup: device {device} needs a GPU and a CUDA PyTorch; torch"
             f' {torch.__version__} sees none (device="cpu" needs no warm-up)'
         )
+    if (device.index or 0) >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"dgmoe_ops.warmup: device must be one of the {torch.cuda.device_count()} GPUs that"
+            f" torch sees, got {device}"
+        )
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
 

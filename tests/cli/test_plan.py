@@ -4,6 +4,7 @@ layer's."""
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def inputs(call: memory.Call, target: str):
     local, inter = call.local_experts, call.intermediate
     w13 = torch.randn(local, 2 * inter, call.hidden, generator=g).to(torch.bfloat16)
     w2 = torch.randn(local, call.hidden, inter, generator=g).to(torch.bfloat16)
-    ids = routing.random_ids(call, 0)
+    ids = torch.cat([*routing.random_ids(call, 0), torch.empty(0, call.top_k, dtype=torch.int64)])
     weights = torch.rand(call.tokens, call.top_k, generator=g)
     prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, call.recipe.name, target)
     return (x, weights, ids), prepared
@@ -295,11 +296,30 @@ def test_moved_bytes_by_hand() -> None:
 def test_row_counts_count_a_token_once_and_only_here() -> None:
     ids = torch.tensor([[0, 0], [1, -1], [0, 7], [2, 1]])
     assert routing.row_counts(ids, 3) == [2, 2, 1]
-    call = memory.Call(5, 4, 3, 8, 8, 2, RECIPES["bf16"])
-    assert routing.row_counts(routing.even_ids(call), 3) == [3, 3, 2]
-    drawn = routing.random_ids(call, 3)
-    assert torch.equal(drawn, routing.random_ids(call, 3))
-    assert all(len(set(row)) == 2 for row in drawn.tolist())
+    assert routing.row_counts(ids[:0], 3) == [0, 0, 0]
+
+
+@pytest.mark.parametrize("sizes", [(5, 4, 3, 2), (0, 4, 4, 2), (7, 3, 3, 3), (64, 16, 5, 4)])
+def test_even_counts_go_round_robin(sizes) -> None:
+    tokens, experts, local, top_k = sizes
+    call = memory.Call(tokens, experts, local, 8, 8, top_k, RECIPES["bf16"])
+    ids = (torch.arange(tokens * top_k) % experts).reshape(tokens, top_k)
+    assert routing.even_counts(call) == routing.row_counts(ids, local)
+    if sizes == (5, 4, 3, 2):
+        assert routing.even_counts(call) == [3, 3, 2]
+
+
+def test_a_random_routing_is_the_same_in_parts(monkeypatch) -> None:
+    call = memory.Call(37, 16, 5, 8, 8, 2, RECIPES["bf16"])
+    (whole,) = routing.random_ids(call, 3)
+    assert whole.shape == (37, 2) and all(len(set(row)) == 2 for row in whole.tolist())
+    wanted = routing.row_counts(whole, 5)
+    assert routing.random_counts(call, 3) == wanted != routing.random_counts(call, 4)
+    monkeypatch.setattr(routing, "_MOST_VALUES", 64)
+    parts = [*routing.random_ids(call, 3)]
+    assert [len(part) for part in parts] == [4] * 9 + [1]
+    assert torch.equal(torch.cat(parts), whole)
+    assert routing.random_counts(call, 3) == wanted
 
 
 # ---- the command ----
@@ -327,6 +347,68 @@ def test_impossible_calls_are_refused(options: dict, said: str) -> None:
     assert done.exit_code == 2 and said in done.output
 
 
+BOUNDS = {
+    "tokens": (0, 2**24),
+    "experts": (1, 2**14),
+    "local-experts": (1, 2**14),
+    "hidden": (1, 2**18),
+    "intermediate": (1, 2**18),
+    "top-k": (1, 2**10),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_sizes_have_bounds_and_help_says_them(name: str) -> None:
+    low, high = BOUNDS[name]
+    shown = " ".join(CliRunner().invoke(main, ["plan", "--help"]).output.split())
+    assert f"{low}<=x<={high}" in shown
+    for value in (low - 1, high + 1, 2**31 - 1, 2**63, -(2**31)):
+        done = invoke(**{name: value})
+        assert done.exit_code == 2, (value, done.output)
+        assert f"'--{name}': {value} is not in the range {low}<=x<={high}" in done.output
+
+
+@pytest.mark.parametrize("gpu", [*GPUS, "cpu"])
+@pytest.mark.parametrize("recipe", sorted(RECIPES))
+def test_the_largest_sizes_are_planned_at_once(gpu: str, recipe: str) -> None:
+    largest = {name: high for name, (_, high) in BOUNDS.items()}
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    plan = document(**largest, gpu=gpu, recipe=recipe)
+    even = plan["layouts"]["contig"]["even_routing"]
+    assert even["valid_rows"] == 2**24 * 2**10
+    plan = document(**{**largest, "top-k": 1, "experts": 1, "local-experts": 1}, gpu=gpu)
+    assert plan["layouts"]["masked"]["even_routing"]["valid_rows"] == 2**24
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 256 << 10  # in KiB
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-1", "0", str(2**20 + 1)])
+def test_memory_that_is_none(value: str) -> None:
+    done = invoke(device_memory_gib=value)
+    assert done.exit_code == 2 and "is not in the range 0<x<=1048576" in done.output
+
+
+def test_errors_are_json_on_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def error_of(done) -> dict:
+        assert done.stderr == ""
+        (key,) = found = json.loads(done.stdout)
+        assert key == "error" and found[key]["exit_code"] == done.exit_code
+        return found[key]
+
+    said = error_of(invoke("--json", experts=2**31 - 1))
+    assert said["exit_code"] == 2 and "--experts" in said["message"]
+    assert error_of(invoke("--json", top_k=5))["message"] == "--top-k 5 is more than --experts 4"
+    assert error_of(invoke("--json", "--nonsense"))["exit_code"] == 2
+    missing = error_of(CliRunner().invoke(main, ["plan", "--json"]))
+    assert missing["exit_code"] == 2 and "--tokens" in missing["message"]
+    plot = str(tmp_path / "x.nonsense")
+    assert error_of(invoke("--json", "--plot", plot))["exit_code"] == 1
+    monkeypatch.setenv("DGMOE_LAYOUT", "both")
+    said = error_of(invoke("--json"))
+    assert said["exit_code"] == 1 and "DGMOE_LAYOUT must be one of" in said["message"]
+    plain = invoke()
+    assert plain.exit_code == 1 and plain.stdout == "" and "Error: DGMOE_LAYOUT" in plain.stderr
+
+
 def test_no_tokens_is_a_plan() -> None:
     plan = document(tokens=0)
     assert plan["choice"]["layout"] == "contig" and plan["layouts"]["contig"]["rows"] == 0
@@ -348,6 +430,48 @@ def test_plot_draws_a_random_and_a_given_routing(tmp_path: Path) -> None:
     assert done.exit_code == 2 and "must have 4 tokens of 2 ids, got (1, 2)" in done.output
     ids.write_text("no list")
     assert invoke("--plot", str(tmp_path / "x.svg"), "--routing", str(ids)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"),
+    [
+        ("plan", b"\x89PNG"),
+        ("plan.", b"\x89PNG"),
+        (".hidden", b"\x89PNG"),
+        ("plan.PNG", b"\x89PNG"),
+        ("plan.v1.svg", b"<?xml"),
+        ("plan.pdf", b"%PDF"),
+    ],
+)
+def test_plot_writes_the_file_that_it_names(tmp_path: Path, name: str, begins: bytes) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "drawn" / name
+    file.parent.mkdir()
+    assert document("--plot", str(file))["plot"]["file"] == str(file)
+    assert [*file.parent.iterdir()] == [file] and file.read_bytes().startswith(begins)
+    assert f"Drawn: {file}" in invoke("--plot", str(file)).output.replace("\n", "")
+
+
+def test_plot_refuses_what_is_no_name_of_a_drawing(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    for option in ("--plot", "--routing"):
+        done = invoke(option, "", *(() if option == "--plot" else ("--plot", "x.png")))
+        assert done.exit_code == 2 and f"'{option}': must not be empty" in done.output
+    for name in (".", "..", str(tmp_path)):
+        assert invoke("--plot", name).exit_code == 2
+    done = invoke("--plot", "x.nonsense")
+    assert done.exit_code == 1 and "--plot: Format 'nonsense' is not supported" in done.output
+    done = invoke("--plot", "none/x.png")
+    assert done.exit_code == 1 and "--plot: " in done.output
+    assert not [*tmp_path.iterdir()]
+
+
+def test_plot_bounds_what_it_draws_at_random(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = str(tmp_path / "x.png")
+    done = invoke("--plot", file, tokens=2**20, experts=512)
+    assert done.exit_code == 2 and "at most 268435456 tokens times experts" in done.output
 
 
 def test_plot_without_matplotlib_says_what_to_install(monkeypatch, tmp_path: Path) -> None:
