@@ -3,11 +3,11 @@
     python3 -m benchmarks.evidence suite tests.xml [more.xml ...] --out benchmarks/results
     python3 -m benchmarks.evidence sanitizers memcheck.log racecheck.log --out benchmarks/results
     python3 -m benchmarks.evidence approximate --out benchmarks/results
+    python3 -m benchmarks.evidence doctor --out benchmarks/results
 
 `suite` counts what pytest's --junitxml reports, `sanitizers` reads logs of compute-sanitizer over
 `benchmarks.sanitize`, and `approximate` measures how far activations move when the hardware
-approximates them. Each writes `<what>_<gpu>.json`, which docs/performance.md and
-docs/design/numerics.md show.
+approximates them. Each writes `<what>_<gpu>.json`, `doctor` text, which the documentation shows.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ from xml.etree import ElementTree
 
 import click
 import torch
+from click.testing import CliRunner
 
 from dgmoe_ops import ops
+from dgmoe_ops.cli.main import main as command_line
 from dgmoe_ops.formats.layouts import ScaleLayout
 from dgmoe_ops.reference.scale import dequantized_scale
 from dgmoe_ops.testing.approximate import SCALE_TOLERANCE, ordered_e4m3
@@ -44,11 +46,16 @@ def meta(device: torch.device, command: str) -> Row:
     return {**environment(device), "command": command}
 
 
-def write(what: str, device: torch.device, out: Path, document: dict) -> Path:
-    """Write `<what>_<gpu>.json`; the GPU is the last word of its name."""
+def result_path(what: str, device: torch.device, out: Path, suffix: str = "json") -> Path:
+    """`<what>_<gpu>.<suffix>` in a folder that exists; the GPU is the last word of its name."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    path = out / f"{what}_{name.split()[-1].lower()}.json"
     out.mkdir(parents=True, exist_ok=True)
+    return out / f"{what}_{name.split()[-1].lower()}.{suffix}"
+
+
+def write(what: str, device: torch.device, out: Path, document: dict) -> Path:
+    """Write `<what>_<gpu>.json`."""
+    path = result_path(what, device, out)
     path.write_text(json.dumps(document, indent=1) + "\n")
     return path
 
@@ -198,6 +205,18 @@ def sanitizers(logs: tuple[Path, ...], device: str, out: Path) -> None:
     click.echo(write("sanitizers", where, out, {"meta": meta(where, command), "rows": rows}))
     for row in rows:
         click.echo(json.dumps(row))
+
+
+@main.command()
+@common
+def doctor(device: str, out: Path) -> None:
+    """Keep what `doctor --prove` says, without the home folder's name."""
+    done = CliRunner().invoke(command_line, ["doctor", "--prove"])
+    lines = [line.rstrip() for line in done.output.replace(str(Path.home()), "~").splitlines()]
+    text = "\n".join(["$ python -m dgmoe_ops doctor --prove", *lines, ""])
+    path = result_path("doctor", torch.device(device), out, "txt")
+    path.write_text(text)
+    click.echo(path)
 
 
 @main.command()

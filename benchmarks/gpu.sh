@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Tests, sanitizers and benchmarks on a machine with a GPU, against an already built checkout. Builds nothing.
 #
-#   benchmarks/gpu.sh [tests|sanitize|approximate|host|ops|layer|bench|all]...
+#   benchmarks/gpu.sh [doctor|tests|sanitize|approximate|host|ops|layer|bench|all]...
 #
 # Default: all; bench is host, ops and layer. Tests write cuda_suite_<gpu>.json, sanitize sanitizers_<gpu>.json and
-# approximate approximate_activation_<gpu>.json, which the documentation shows.
+# approximate approximate_activation_<gpu>.json, doctor doctor_<gpu>.txt, which the documentation shows.
 #
 # OUT             where logs and tables go (default benchmarks/results)
 # PYTHONPATH      kept: further packages (deep_gemm, a peer) may stand there
@@ -42,10 +42,15 @@ step() {  # step NAME LOG COMMAND...: appends to the log, shows its end, notes a
 
 for name in $sections; do
   case "$name" in
-    tests | sanitize | approximate | host | ops | layer | bench | all) ;;
+    doctor | tests | sanitize | approximate | host | ops | layer | bench | all) ;;
     *) echo "gpu.sh: no such section: $name" >&2; exit 64 ;;
   esac
 done
+
+if wants doctor; then
+  : >"$OUT/doctor.log"
+  step doctor doctor.log "$python" -m benchmarks.evidence doctor --out "$OUT"
+fi
 
 if wants tests; then
   : >"$OUT/tests.log"

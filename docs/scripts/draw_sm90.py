@@ -49,7 +49,7 @@ def frame(axes, title, width, height):
 
 def small_m(axes) -> None:
     """One warpgroup does everything; three or four stages by cp.async."""
-    frame(axes, "small M: one warpgroup a CTA, four CTAs a multiprocessor", 16.2, 4.2)
+    frame(axes, "sm90_mx_small_m: one warpgroup a CTA, four CTAs a multiprocessor", 16.2, 4.2)
     lane(axes, 3, "all 4 warps:\ncp.async into a stage")
     lane(axes, 2, "scales to fp32 factors,\nFP4: columns of a permuted")
     lane(axes, 1, "wgmma m64n8k32 or m64n16k32")
@@ -117,7 +117,7 @@ def main() -> None:
     small_m(first)
     two_consumers(
         second,
-        "medium M: cluster of two CTAs, steps of 128 columns, stages: 8 (FP4) or 6 (FP8)",
+        "sm90_mx_medium_m: cluster of two CTAs, steps of 128 columns, stages: 8 (FP4) or 6 (FP8)",
         8,
         "weights to registers,\nFP4 unpacked to e4m3",
         "wgmma m64nNk32, e4m3 by e4m3,\nseveral products under way",
@@ -126,7 +126,7 @@ def main() -> None:
     )
     two_consumers(
         third,
-        "large M: cluster of two CTAs, steps of 64 columns, stages: 5",
+        "sm90_mx_large_m: cluster of two CTAs, steps of 64 columns, stages: 5",
         5,
         "weights to registers,\nbf16, times their scale",
         "wgmma m64nNk16, bf16 by bf16,\naccumulates over all of k",

@@ -163,7 +163,9 @@ def _environment_page() -> str:
         _NOTE,
         "# Environment",
         "",
-        "Variables are read at call time. `python -m dgmoe_ops doctor` shows their values.",
+        "Variables are read at call time. `python -m dgmoe_ops doctor` shows their values."
+        " Switches take 1, true, on, yes, 0, false, off and no, in any case; the empty string is as"
+        " unset; any other value is refused by the variable's name.",
         "",
         variable_table(),
         "",

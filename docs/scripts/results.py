@@ -14,6 +14,7 @@ PREFILL_RESULT = RESULTS / "recipes_prefill_h200.json"
 OPS_RESULT = RESULTS / "activation_route_h200.json"
 SUITE_RESULT = RESULTS / "cuda_suite_h200.json"
 SANITIZER_RESULT = RESULTS / "sanitizers_h200.json"
+DOCTOR_RESULT = RESULTS / "doctor_h200.txt"
 APPROXIMATE_RESULT = RESULTS / "approximate_activation_h200.json"
 COLUMNS = {
     "ours, auto": ("dgmoe", "auto"),
@@ -216,3 +217,8 @@ def approximate_table(result: Path = APPROXIMATE_RESULT) -> str:
             f" | {row['further']:,} | {row['other scale']:,} of {row['groups']:,} |"
         )
     return "\n".join(lines)
+
+
+def doctor_text(result: Path = DOCTOR_RESULT) -> str:
+    """Show what `doctor --prove` said on a GPU."""
+    return f"```text\n{result.read_text().rstrip()}\n```"

@@ -95,6 +95,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "activations": activation_table,
     "approximate": results.approximate_table,
     "checkpoints": checkpoint_table,
+    "doctor": results.doctor_text,
     "eager": results.eager_table,
     "eager-large": lambda: results.speed_table(column="eager us"),
     "host": results.host_table,

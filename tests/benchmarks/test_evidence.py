@@ -83,6 +83,14 @@ def test_approximate(tmp_path: Path) -> None:
     assert "| situ | UE8M0 | 1,000 | 0 | 0 | 0 of 10 |" in results.approximate_table(path)
 
 
+def test_doctor(tmp_path: Path) -> None:
+    arguments = ["doctor", "--device", "cpu", "--out", str(tmp_path)]
+    assert CliRunner().invoke(evidence.main, arguments, catch_exceptions=False).exit_code == 0
+    text = (tmp_path / "doctor_cpu.txt").read_text()
+    assert text.startswith("$ python -m dgmoe_ops doctor --prove\nThis machine\n")
+    assert str(Path.home()) not in text
+
+
 def test_values_and_groups_that_moved_are_counted() -> None:
     code = torch.full((2, 256), 0x40, dtype=torch.uint8)
     other = code.clone()
