@@ -4,7 +4,7 @@
 //   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
 //               front of its padding
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
-//   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
+//   ->          [m, n] bfloat16; rows with m_indices -1 are undefined
 // fp32 accumulation, one rounding to bf16.
 #pragma once
 

@@ -4,7 +4,7 @@
 //   masked_m    [experts] int32 valid rows
 //   expected_m  a hint at the rows an expert has, from 1 to 2^31 - 1; never changes the result
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
-//   ->          [experts, m, n] bfloat16; rows from masked_m[e] on hold no promise
+//   ->          [experts, m, n] bfloat16; rows from masked_m[e] on are undefined
 // fp32 accumulation, one rounding to bf16.
 #pragma once
 

@@ -11,7 +11,7 @@
 //               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed, or (1, 128)
 //               and (1, 32) for int8 b; MXFP8 is (1, 32) twice
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
-//   ->          [m, n] bfloat16; rows with m_indices -1 hold no promise
+//   ->          [m, n] bfloat16; rows with m_indices -1 are undefined
 // fp32 accumulation, scales applied in fp32, one rounding to bf16.
 #pragma once
 

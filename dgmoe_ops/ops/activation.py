@@ -40,8 +40,8 @@ def silu_and_mul(
         bias: (experts, 2 * intermediate) float32 or bfloat16, the bias of GEMM1, added in fp32.
 
     Returns:
-        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid hold no
-        promise.
+        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid are
+        undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size, or a parameter is out of range or
@@ -99,7 +99,7 @@ def silu_and_mul_post_quant_masked(
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
-        group_size)) in `scale_layout`. Rows from masked_m[e] on hold no promise; their scales are 1
+        group_size)) in `scale_layout`. Rows from masked_m[e] on are undefined; their scales are 1
         within the last valid row's tile of 128 rows.
 
     Raises:
@@ -156,7 +156,7 @@ def silu_and_mul_post_quant_contig(
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
-        `scale_layout`. Padding rows hold no promise; their scales are 1 where they share a tile of
+        `scale_layout`. Padding rows are undefined; their scales are 1 where they share a tile of
         `alignment` rows with valid ones.
 
     Raises:
@@ -210,8 +210,8 @@ def situ_and_mul(
         bias: (experts, 2 * intermediate) float32 or bfloat16, the bias of GEMM1, added in fp32.
 
     Returns:
-        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid hold no
-        promise.
+        (.., intermediate) bfloat16. Computed in fp32, rounded once. Rows that are not valid are
+        undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size, or a parameter is out of range or
@@ -259,7 +259,7 @@ def situ_and_mul_post_quant_masked(
 
     Returns:
         q (experts, m, intermediate) float8_e4m3fn and scale (experts, m, ceil(intermediate /
-        group_size)) in `scale_layout`. Rows from masked_m[e] on hold no promise; their scales are 1
+        group_size)) in `scale_layout`. Rows from masked_m[e] on are undefined; their scales are 1
         within the last valid row's tile of 128 rows.
 
     Raises:
@@ -314,7 +314,7 @@ def situ_and_mul_post_quant_contig(
 
     Returns:
         q (m, intermediate) float8_e4m3fn and scale (m, ceil(intermediate / group_size)) in
-        `scale_layout`. Padding rows hold no promise; their scales are 1 where they share a tile of
+        `scale_layout`. Padding rows are undefined; their scales are 1 where they share a tile of
         `alignment` rows with valid ones.
 
     Raises:

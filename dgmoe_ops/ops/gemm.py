@@ -53,7 +53,7 @@ def grouped_gemm_nt_f8f8bf16_masked(
     byte a value of `a`, with more than 72 of 2 bytes, at most 8 GiB.
 
     Returns:
-        (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise. fp32 accumulation, one
+        (experts, m, n) bfloat16; rows from masked_m[e] on are undefined. fp32 accumulation, one
         rounding.
 
     Raises:
@@ -105,7 +105,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
             returned.
 
     Returns:
-        (m, n) bfloat16; rows with m_indices -1 hold no promise.
+        (m, n) bfloat16; rows with m_indices -1 are undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank, size or scale form.
@@ -150,7 +150,7 @@ def grouped_gemm_nt_bf16_masked(
             returned.
 
     Returns:
-        (experts, m, n) bfloat16; rows from masked_m[e] on hold no promise.
+        (experts, m, n) bfloat16; rows from masked_m[e] on are undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.
@@ -184,7 +184,7 @@ def grouped_gemm_nt_bf16_contig(
             returned.
 
     Returns:
-        (m, n) bfloat16; rows with m_indices -1 hold no promise.
+        (m, n) bfloat16; rows with m_indices -1 are undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or size.

@@ -101,7 +101,7 @@ def moe_ep_deepgemm_preprocess(
     Returns:
         rows (E, m_max, padded_k) float8_e4m3fn, or bfloat16 where `group_size` is 0; scale (E,
         m_max, groups) in `scale_layout`, or (0,); masked_m (E,) and src2dst (tokens, top_k), both
-        int32. Rows past masked_m[e] hold no promise.
+        int32. Rows past masked_m[e] are undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.
@@ -173,7 +173,7 @@ def ep_scatter(
     Returns:
         rows (M, k) in the dtype of x, with M = `layouts.contig_rows(tokens * top_k, E, alignment)`;
         scale (M, columns) in `scale_layout`, or (0,); m_indices (M,) int32, the expert of a row or
-        -1; src2dst (tokens, top_k) int32, a row or -1. Rows with m_indices -1 hold no promise.
+        -1; src2dst (tokens, top_k) int32, a row or -1. Rows with m_indices -1 are undefined.
 
     Raises:
         ValueError: an argument has the wrong dtype, rank or value.

@@ -141,13 +141,13 @@ def test_a_graph_sees_the_write(name, device) -> None:
 def test_opcheck(name, device) -> None:
     named, wanted = tiny(name, device)
     utils = ["test_schema", "test_faketensor"]
-    # The rows that hold no promise must compare equal between two runs.
+    # The undefined rows must compare equal between two runs.
     given = {key: torch.zeros_like(value) for key, value in buffers(name, wanted).items()}
     torch.library.opcheck(packet(name).out, (), named | given, test_utils=utils)
 
 
-def test_unpromised_rows_stay_as_they_were(device) -> None:
-    """What the CPU does not promise it does not touch."""
+def test_undefined_rows_stay_as_they_were(device) -> None:
+    """What is undefined the CPU does not touch."""
     if device.type == "cuda":
         pytest.skip("a GPU's tiles may store whole")
     for name in ("grouped_gemm_nt_f8f8bf16_masked", "grouped_gemm_nt_bf16_contig"):
