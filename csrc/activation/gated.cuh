@@ -14,9 +14,9 @@ void gated_quant_cuda(const GatedQuantPlan& plan, const CudaScope& scope);  // g
 // DGMOE_EXACT_ACTIVATION: the bits of the CPU.
 inline bool exact_activation() { return env_flag("DGMOE_EXACT_ACTIVATION"); }
 
-// Blocks for each that runs at once. Where there is much to do, more blocks than run at once even
-// out what multiprocessors do in a time; where there is little, each more costs its look at the
-// counts. How many rows are valid only the device knows, so this goes by how many may be.
+// CTAs for each that is resident. With much work, several waves balance the load of the SMs; with
+// little, each CTA more costs its reads of the counts. Only the device knows how many rows are
+// valid, so the capacity decides.
 inline int64_t gated_waves(const GatedPlan& in) {
   const bool many = in.masked ? in.rows >= 2048 : in.rows >= 40 * 1024;
   return !many ? 1 : in.inter < 1536 ? 4 : 8;

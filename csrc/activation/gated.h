@@ -1,8 +1,8 @@
-// What the gated activations share: which rows of the GEMM1 output are valid, how gate and up stand
-// in them, which bias they take, and the checks of all that. Every op of the room takes
-//   gate_up_interleave  columns of gate_up: 0, gate then up; 8, eight of gate and eight of up in turn
-//                       (a multiple of 8 of each); 1, one of each in turn
-//   bias                [experts, 2 * intermediate] float32 or bfloat16, any strides, its columns as
+// What the gated activations share: which rows of the GEMM1 output are valid, the order of gate and
+// up in them, which bias they take, and the checks of all that. Every op of the room takes
+//   gate_up_interleave  columns of gate_up: 0, gate then up; 8, eight of gate and eight of up in
+//                       turn (a multiple of 8 of each); 1, one of each in turn
+//   bias                [experts, 2 * intermediate] float32 or bfloat16, any strides, columns as
 //                       those of gate_up; added in fp32. The expert is the slab's, or that of
 //                       m_indices; one past the last row of bias has none
 // The formulas are those of functors.h in fp32. On CUDA the hardware approximates exponential and
@@ -60,7 +60,7 @@ struct GatedInput {
   GatedPlan plan;
 };
 
-// What an op says besides where its rows are.
+// The options of an op.
 struct GatedOptions {
   ActivationParams activation;
   int64_t gate_up_interleave;

@@ -1,6 +1,6 @@
-// How a CUDA thread of the gated activations gets at its columns: raw from memory ahead of use,
-// widened, with a bias, as products. A span of 128 columns is eight threads wide; each has eight
-// columns of either half, so that threads beside each other read and write beside each other.
+// How a CUDA thread of the gated activations loads its columns ahead of use, converts them to fp32,
+// adds a bias and computes products. A span of 128 columns has eight threads, each with eight
+// columns of either half, so that accesses of a span are coalesced.
 #pragma once
 
 #include "../common/cuda.cuh"
@@ -13,19 +13,19 @@ constexpr int kGatedColumns = 8;  // columns a thread has of each half of a span
 constexpr int kGatedHalf = kGatedLanes * kGatedColumns;
 constexpr int kGatedSpan = 2 * kGatedHalf;
 
-// What a kernel must be ready for; the less, the more threads run at once.
+// Cases that a kernel is compiled for; simpler ones use fewer registers.
 enum class GatedCase {
   kPlain,  // rows of whole vectors
   kBias,   // the same with a bias
   kAny,
 };
 
-// A half's gates and ups as they came from memory.
+// A half's gates and ups as loaded, bf16.
 struct GatedRaw {
   uint4 low, high;
 };
 
-// Evict first: nobody reads it again.
+// Evict first: it is read once.
 __device__ __forceinline__ uint4 stream16(const uint16_t* in) {
   return __ldcs(reinterpret_cast<const uint4*>(in));
 }
@@ -60,7 +60,7 @@ __device__ __forceinline__ bool in_vectors(const GatedPlan& in) {
   return kCase != GatedCase::kAny || in.inter % kGatedColumns == 0;
 }
 
-// Where the vectors of a half from `column` on stand.
+// The addresses of the vectors of a half from `column` on.
 struct GatedVectors {
   const uint16_t *low, *high;
 
@@ -89,8 +89,8 @@ __device__ __forceinline__ void load_raw(const GatedPlan& in, const uint16_t* ro
   }
 }
 
-// A thread's raw columns on their way through shared memory, which needs no registers meanwhile. No
-// thread reads what another fetched.
+// Stages of cp.async in shared memory, so that loads in flight need no registers. A thread reads
+// only what it copied itself, so no barrier is needed.
 class GatedStages {
  public:
   static constexpr int kStages = 2;

@@ -26,7 +26,7 @@ struct FastMath {
   }
 };
 
-// Half of what SiTU would take of the units for special functions, which bound it otherwise: the
+// SiTU is bound by the special function units; this takes half as many of their operations: the
 // three quotients share a reciprocal. No exponent is positive, so that no factor overflows.
 template <>
 struct Situ<FastMath> {

@@ -39,7 +39,7 @@ struct GatedQuantSink {
         for (int i = 0; i < kGatedColumns; ++i) y[h][i] = bf16_to_float(float_to_bf16(y[h][i]));
       }
     }
-    // The spans of a warp may stand in different rows, so each shuffles alone.
+    // The spans of a warp may be of different rows, so each shuffles with its own mask.
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t mask = 0xffu << (lane & ~7u);
     uint32_t amax_bits[2] = {amax8_bits(y[0]), amax8_bits(y[1])};

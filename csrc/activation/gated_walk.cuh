@@ -1,4 +1,4 @@
-// The walk of the CUDA kernels over valid rows, sixteen columns a thread, for a sink:
+// The main loop of the CUDA kernels over valid rows, sixteen columns a thread, for a sink:
 //   void take<case>(batch, row, column, y)    y[0] at column on, y[1] kGatedHalf past it, zero where
 //                                             there is no column; called by all lanes of a span
 //   void pad(batch, row, first, step)         scale columns first, first + step, .. of padding
@@ -12,13 +12,12 @@ namespace dgmoe {
 
 constexpr int kGatedThreads = 256;   // most threads a block
 constexpr int kGatedExperts = 1024;  // experts counted at once
-constexpr int kGatedLook = 8;        // entries of m_indices a thread looks at at once; up to 32
+constexpr int kGatedLook = 8;        // entries of m_indices that a thread reads at once; up to 32
 
-// Blocks of kGatedThreads that a multiprocessor holds at least: four leave 64 registers a thread.
+// CTAs of kGatedThreads an SM, at least: four leave 64 registers a thread.
 constexpr int gated_resident(GatedCase kind) { return kind == GatedCase::kPlain ? 4 : 2; }
 
-// A block is `rows` times `width` spans wide and takes as many rows at once; a row's columns take
-// it as many steps as they need.
+// A CTA processes `rows` rows at once, `width` spans of each, and steps over a row's columns.
 struct GatedTiling {
   int width, rows, threads;
 
@@ -33,9 +32,9 @@ struct GatedTiling {
   }
 };
 
-// Where a thread stands in its block.
+// The thread within its CTA.
 struct GatedPlace {
-  int row, index;  // of the block's rows, of the row's threads
+  int row, index;  // row of the CTA, thread of the row
   int row_threads;
 
   __device__ explicit GatedPlace(const GatedTiling& tiling) {
@@ -56,7 +55,7 @@ struct GatedStep {
   bool there;
 };
 
-// The steps of a thread: the rows of `walk`, and in each the columns that fall to the thread.
+// A thread's iterations: the rows of `walk`, and in each the columns of the thread.
 template <typename Walk>
 class GatedSteps {
  public:
@@ -68,7 +67,7 @@ class GatedSteps {
         step_(place.row_threads / kGatedLanes * kGatedSpan),
         first_(inter_) {}
 
-  // A span's threads get the same answer; after the last step every further one is not there.
+  // The threads of a span agree on `there`, which stays false after the last step.
   __device__ __forceinline__ void next(GatedStep& step) {
     first_ += step_;
     step.there = true;
@@ -87,7 +86,7 @@ class GatedSteps {
   int32_t first_;
 };
 
-// Takes the steps to the sink, the columns of the next ones under way while one is computed.
+// Software-pipelined: loads of the next steps are in flight while one is computed.
 template <typename Activation, GatedCase kCase, typename Walk, typename Sink>
 __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink,
                                            const GatedPlace& place, Walk& walk) {
@@ -138,7 +137,7 @@ __device__ __forceinline__ void gated_walk(const GatedPlan& in, const Sink& sink
 }
 
 // Every row of one batch, the valid ones by m_indices. Entries are read kGatedLook rows at a time,
-// all under way together: where few rows are valid, the walk is a walk over entries.
+// all loads in flight together: where few rows are valid, reading entries is most of the work.
 class GatedContigWalk {
  public:
   __device__ GatedContigWalk(const GatedPlan& in, int64_t first, int64_t step)
@@ -155,7 +154,7 @@ class GatedContigWalk {
     const int64_t row = first_ + i * step_;
     spot.batch = 0;
     spot.row = static_cast<int32_t>(row);
-    spot.expert = in_.m_indices == nullptr ? 0 : in_.m_indices[row];  // only a bias asks for it
+    spot.expert = in_.m_indices == nullptr ? 0 : in_.m_indices[row];  // only a bias needs it
     return true;
   }
 
@@ -170,12 +169,12 @@ class GatedContigWalk {
   }
 
   const GatedPlan& in_;
-  int64_t first_, next_;  // row of bit 0 of valid_, and the first row not looked at
+  int64_t first_, next_;  // row of bit 0 of valid_, and the first row not read yet
   int64_t step_;
   uint32_t valid_;
 };
 
-// Padding within tiles of valid rows, a lane a row, since a column of scales stands row by row.
+// Padding within tiles of valid rows, a lane a row, since a column of scales is contiguous.
 template <typename Sink>
 __device__ __forceinline__ void pad_contig(const GatedPlan& in, const Sink& sink) {
   if (in.m_indices == nullptr) return;
@@ -207,9 +206,8 @@ __device__ __forceinline__ int64_t gated_valid_rows(const GatedPlan& in, int64_t
   return count < 0 ? 0 : count < in.rows ? count : in.rows;
 }
 
-// ends[i] becomes the valid rows of experts base .. base + i, for kGatedExperts of them or as many
-// as there are; returns those of all. Every warp counts for itself, so that only the reading of
-// ends waits for another.
+// Inclusive sums of the valid rows of experts base .. base + i to ends[i], for up to kGatedExperts;
+// returns the total. Every warp computes them, so that only reads of ends need the barrier.
 __device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t base, int experts,
                                                     int64_t* ends) {
   const int lane = threadIdx.x % 32;
@@ -229,7 +227,7 @@ __device__ __forceinline__ int64_t count_gated_rows(const GatedPlan& in, int64_t
   return __shfl_sync(0xffffffffu, upto, 31);
 }
 
-// Rows [i, end) of the valid ones of experts base on, counted as one sequence, in steps.
+// Valid rows [i, end), numbered through experts from base on, in steps.
 class GatedMaskedWalk {
  public:
   __device__ GatedMaskedWalk(int32_t base, const int64_t* ends, int experts, int64_t i, int64_t end,
@@ -265,8 +263,8 @@ class GatedMaskedWalk {
   int step_, low_;
 };
 
-// The valid rows of all experts, counted as one sequence that the blocks share evenly: a slab is
-// mostly padding, and which part is not, only the device knows.
+// The valid rows of all experts, numbered through and shared evenly by the CTAs: a slab is mostly
+// padding, and only the device knows which part is not.
 template <typename Activation, GatedCase kCase, typename Sink>
 __global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
     gated_masked_kernel(const __grid_constant__ GatedPlan in, GatedTiling tiling,
@@ -274,7 +272,7 @@ __global__ void __launch_bounds__(kGatedThreads, gated_resident(kCase))
   __shared__ int64_t ends[kGatedExperts];
   const GatedPlace place(tiling);
   for (int64_t base = 0; base < in.batches; base += kGatedExperts) {
-    if (base > 0) __syncthreads();  // the counts before are still being read
+    if (base > 0) __syncthreads();  // others may still read the counts before
     const int64_t left = in.batches - base;
     const int experts = static_cast<int>(left < kGatedExperts ? left : kGatedExperts);
     const int64_t total = count_gated_rows(in, base, experts, ends);

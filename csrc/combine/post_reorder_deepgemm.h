@@ -6,7 +6,7 @@
 //   hidden_size            columns of the result, default all of y
 //   bias                   [experts, >= hidden_size] float32 or bfloat16 of the GEMM that made y,
 //                          any strides: added to each row of y in fp32, before its weight
-//   topk_ids               [tokens, top_k] int32 or int64; says whose bias a slot takes, needed with
+//   topk_ids               [tokens, top_k] int32 or int64; whose bias a slot takes, needed with
 //                          one. An id outside expert_start .. expert_start + experts has none
 //   out                    (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->                     [tokens, hidden_size] bfloat16; a token without a row is exactly 0

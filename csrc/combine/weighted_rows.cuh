@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kWeightedThreads)
     const int64_t left = plan.hidden - column;  // not positive: past the end
     float sums[kWeightedColumns] = {};
     for (int64_t first = 0; first < plan.top_k; first += kWeightedSlots) {
-      __syncthreads();  // the slots before are still being read
+      __syncthreads();  // others may still read the slots before
       if (threadIdx.x < 32) look_up(plan, t, first, slots);
       __syncthreads();
       if (left <= 0) continue;

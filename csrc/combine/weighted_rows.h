@@ -1,5 +1,5 @@
-// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)] + bias(t, i),
-// weight(t, i), sum)) * factor.
+// What the combining ops share: out[t] = (sum over slots i in order of fma(y[row(t, i)] + bias(t,
+// i), weight(t, i), sum)) * factor.
 #pragma once
 
 #include "../common/output.h"
@@ -14,7 +14,7 @@ struct RowBias {
   IdMatrix ids;
   int64_t expert_start;
 
-  // Where the bias of slot (t, i) stands, or -1: an expert that is not here has none.
+  // The row of the bias of slot (t, i), or -1: an expert of another rank has none.
   DGMOE_HD int64_t offset(int64_t t, int64_t i) const {
     if (data == nullptr) return -1;
     const int64_t expert = ids.local_expert(t, i, expert_start, experts);
@@ -81,8 +81,8 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   for (const NamedTensor& other : others) inputs.push_back(other);
   Tensor out =
       given_or_empty(check, "out", given_out, {rows.size(0), hidden}, ScalarType::BFloat16, inputs);
-  // A slab is read as experts * m rows, so its experts must stand one after the other.
-  // The stride of a dimension of one says nothing: experts of one row are rows themselves.
+  // A slab is read as experts * m rows, so its experts must be contiguous.
+  // The stride of a dimension of size 1 is meaningless: experts of one row are rows themselves.
   const bool single = y.dim() == 3 && y.size(1) == 1;
   const bool flat = y.dim() == 2 || single || y.stride(0) == y.size(1) * y.stride(1);
   Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));

@@ -34,7 +34,7 @@ class CudaScope {
   cudaStream_t stream_ = nullptr;
 };
 
-// Streaming multiprocessors of the current device; asked once a device.
+// Streaming multiprocessors of the current device; queried once a device.
 inline int multiprocessors() {
   constexpr int kMaxDevices = 64;
   static int counts[kMaxDevices] = {};

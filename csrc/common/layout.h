@@ -1,5 +1,5 @@
-// Index arithmetic of the MoE layouts and scale tensors: row counts, paddings, where a scale
-// stands. No torch include.
+// Index arithmetic of the MoE layouts and scale tensors: row counts, paddings, the offset of a
+// scale. No torch include.
 #pragma once
 
 #include <cstdint>

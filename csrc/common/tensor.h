@@ -161,7 +161,7 @@ inline void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
   torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference off the stack
 }
 
-// Whether two tensors may share memory: their extents in bytes meet.
+// Whether two tensors may share memory: their extents in bytes overlap.
 inline bool may_overlap(const Tensor& a, const Tensor& b) {
   uintptr_t begin[2];
   uintptr_t end[2];
@@ -179,7 +179,7 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
 }
 
 // The tensor itself, or a contiguous copy where that makes each row contiguous and start on 16
-// bytes. Rows whose length is no multiple of 16 bytes stay as they are: kernels look at the stride.
+// bytes. Rows whose length is no multiple of 16 bytes stay as they are: kernels take the stride.
 inline Tensor with_aligned_rows(const Tensor& tensor) {
   const int64_t dim = tensor.dim();
   const int64_t element = static_cast<int64_t>(tensor.element_size());
@@ -198,9 +198,9 @@ inline Tensor with_aligned_rows(const Tensor& tensor) {
   return copy;
 }
 
-// ---- registration ----
-// TORCH_BOX copies eight bytes an argument and asks nothing: `float` for a schema's float reads 0.
-// These assertions let only the types through that the stable ABI carries whole.
+// ---- registration ---- TORCH_BOX copies eight bytes an argument and checks nothing: `float` for a
+// schema's float reads 0. These assertions let only the types through that the stable ABI carries
+// whole.
 namespace detail {
 
 template <typename T>

@@ -7,7 +7,7 @@
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [m, n] bfloat16
 // fp32 accumulation, scales applied in fp32, one rounding to bf16. That fp32 scales are powers of
-// two is not checked: a device may keep only their exponents.
+// two is not checked: a device may read only their exponents.
 #pragma once
 
 #include "grouped_gemm.h"

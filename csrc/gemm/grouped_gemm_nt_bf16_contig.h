@@ -1,8 +1,8 @@
 // grouped_gemm_nt_bf16_contig: d = a @ b^T by expert, on contiguous segments.
 //   a           [m, k] bfloat16, contiguous
 //   b           [experts, n, k] bfloat16, contiguous
-//   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
-//               front of its padding
+//   m_indices   [m] int32 expert of each row, or -1; an expert's rows are consecutive, before
+//               its padding
 //   out         (overload .out) contiguous buffer for the result, on 16 bytes
 //   ->          [m, n] bfloat16; rows with m_indices -1 are undefined
 // fp32 accumulation, one rounding to bf16.

@@ -5,8 +5,8 @@
 //               byte, the low nibble first; contiguous
 //   b_scale     [experts, ceil(n / 128), ceil(k / 128)] float32, or packed UE8M0 int32
 //               [experts, n, ceil(k / 512)], any strides; for int8 b packed, ceil(k / 128) words
-//   m_indices   [m] int32 expert of each row, or -1; an expert's rows stand together, in
-//               front of its padding
+//   m_indices   [m] int32 expert of each row, or -1; an expert's rows are consecutive, before
+//               its padding
 //   recipe_a, recipe_b  (rows, columns) that one scale covers, given together; default
 //               (1, 128) and (128, 128), or (1, 128) twice when b_scale is packed, or (1, 128)
 //               and (1, 32) for int8 b; MXFP8 is (1, 32) twice

@@ -41,7 +41,7 @@ DGMOE_INLINE void multiply_panel(const Tf32HcPrenormGemmPlan& p, int64_t piece, 
       widen(p.x + (row + r) * p.k + begin, count, width, a + r * kStep);
     }
     for (int64_t j = 0; j < kPanel; ++j) {
-      // Past the last column repeat it: the sums exist anyway and are not stored.
+      // Past the last column repeat it; its sums are not stored.
       const int64_t column = std::min(first + j, p.n - 1);
       std::memcpy(b + j * kStep, p.fn + column * p.k + begin, count * sizeof(float));
       for (int64_t i = count; i < width; ++i) b[j * kStep + i] = 0.0f;

@@ -1,4 +1,4 @@
-// The CUDA group quantiser of this room: 16 consecutive columns a thread, a group in neighbouring
+// The CUDA group quantiser of this room: 16 consecutive columns a thread, a group in adjacent
 // lanes of a warp.
 #pragma once
 
@@ -55,8 +55,8 @@ __device__ __forceinline__ float to_float(uint16_t x) { return bf16_to_float(x);
 __device__ __forceinline__ float to_float(float x) { return x; }
 
 // Quantises columns [column, column + 16) of a row of `k`; columns from k on are zero bytes. All
-// lanes of the warp call it; kLanes neighbours hold one group. `aligned` says that rows start on 16
-// bytes.
+// lanes of the warp call it; kLanes adjacent lanes hold one group. `aligned` says that rows start
+// on 16 bytes.
 template <int kLanes, typename Element>
 __device__ __forceinline__ QuantPiece quantize_piece(const Element* row, int64_t column, int64_t k,
                                                      bool aligned, bool power_of_two) {

@@ -10,7 +10,7 @@ constexpr int64_t kTileExperts = 128;
 constexpr int64_t kWordTokens = 32;
 constexpr int64_t kMostWords = 32;
 constexpr int64_t kFewestWords = 8;
-constexpr int64_t kChunks = 64;  // aimed at: a block sums the counts of all chunks before its own
+constexpr int64_t kChunks = 64;  // target: a CTA sums the counts of all chunks before its own
 constexpr int64_t kMostThreads = 1024;
 constexpr int64_t kSharedBytes = 40960;
 

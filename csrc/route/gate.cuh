@@ -43,7 +43,7 @@ struct LogitRow {
   }
 };
 
-// The same where it stands in shared memory, widened.
+// The same in shared memory, as fp32.
 struct SharedRow {
   const float* data;
   __device__ float operator[](int64_t expert) const { return data[expert]; }
@@ -90,15 +90,15 @@ __device__ RowStats softmax_stats(const LogitRow<T>& row, int64_t experts, int l
 
 __device__ __forceinline__ void pad_row(const GatePlan& plan, int64_t token, int lane) {
   const int64_t width = plan.width();
-#pragma unroll 1  // here and below: mostly one turn, and code that is not there need not be fetched
+#pragma unroll 1  // here and below: mostly one iteration; unrolled code costs fetches
   for (int64_t j = lane; j < width; j += kLanes) {
     plan.weights[token * width + j] = 0.0f;
     plan.ids[token * width + j] = -1;
   }
 }
 
-// Turns the chosen experts into weights and physical ids, by one whole warp: chosen(j) is asked
-// twice by lane j % 32, both times before it writes slot j. A negative one has weight 0.
+// Turns the chosen experts into weights and physical ids, by one whole warp: lane j % 32 calls
+// chosen(j) twice, both times before it writes slot j. A negative one has weight 0.
 template <typename Row, typename Chosen, typename Score>
 __device__ void finish_scored(const GatePlan& plan, int64_t token, const Row& row, int lane,
                               const Chosen& chosen, const Score& score_in) {

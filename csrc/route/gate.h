@@ -49,7 +49,7 @@ DGMOE_HD int64_t real_tokens(const GatePlan& plan) {
 DGMOE_HD uint32_t ordered_key(float x) {
   const uint32_t bits = float_bits(x);
   const uint32_t magnitude = bits & 0x7fffffffu;
-  // Selects, no returns: many keys are made side by side.
+  // Selects instead of branches, so that keys are computed in parallel.
   const uint32_t flip = bits > 0x80000000u ? 0xffffffffu : 0x80000000u;
   const uint32_t key = magnitude == 0 ? 0x80000000u : bits ^ flip;
   return magnitude > kInfBits ? 0xffffffffu : key;
@@ -86,7 +86,7 @@ DGMOE_HD float final_weight(const GatePlan& plan, float score, float sum) {
 }
 
 // The physical id of an expert for this token: the replicas of an expert are the entries of its
-// row of the map before the first negative one, and tokens take turns.
+// row of the map before the first negative one, and tokens go round robin.
 DGMOE_HD int32_t physical_expert(const GatePlan& plan, int64_t token, int64_t expert) {
   if (plan.expert_map == nullptr) return static_cast<int32_t>(expert);
   const int32_t* row = plan.expert_map + expert * plan.map_row_stride;

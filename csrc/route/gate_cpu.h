@@ -43,7 +43,7 @@ inline void pad_row(const GatePlan& plan, int64_t token) {
   std::fill_n(plan.ids + token * width, width, -1);
 }
 
-// Turns the chosen experts, which stand in the row of ids, into weights and physical ids.
+// Turns the chosen experts, given in the row of ids, into weights and physical ids.
 inline void finish_row(const GatePlan& plan, int64_t token, const float* row,
                        const RowStats& stats) {
   const int64_t width = plan.width();

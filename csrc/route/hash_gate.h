@@ -3,7 +3,7 @@
 //   table      [vocabulary, top_k] int32 or int64 expert ids, any strides
 //   logits     [tokens, experts] float32, bfloat16 or float16, any strides
 //   scoring, renormalize, routed_scaling_factor, scale_on_output, num_tokens, num_fused_shared,
-//   expert_map, num_counts and the results as in topk_gate; columns stand in the table's order
+//   expert_map, num_counts and the results as in topk_gate; columns are in the table's order
 // A token id outside the table or an expert id outside the logits is refused on CPU, and on CUDA
 // where DGMOE_SANITY_CHECK is 1 and no graph is captured; otherwise its slots get id -1 and weight
 // 0. Rows from num_tokens on are not looked at.

@@ -25,7 +25,7 @@ __device__ uint32_t group_key(const TopkGatePlan& plan, int64_t group, int lane,
   }
   const uint32_t best = warp_max(first);
   if (!plan.top_two) return best;
-  // The first lane that holds the best gives it up; another that holds the same keeps its own.
+  // Only the first lane that holds the best removes it; others with an equal key keep theirs.
   const int owner = __ffs(__ballot_sync(kWholeWarp, first == best)) - 1;
   return plan.group_key(best, warp_max(lane == owner ? second : first));
 }
@@ -93,7 +93,7 @@ __device__ __forceinline__ void find_group_keys(const TopkGatePlan& plan, int la
   const int shift = __ffs(kLanes) - __ffs(num_groups);  // divisions would take longer than the rest
   const int share = 1 << shift;                         // lanes a group
   const int g = lane >> shift;
-  // Groups begin at different columns, or else those of 32 experts would all ask the same banks.
+  // Groups begin at different columns: groups of 32 experts would all conflict on the same banks.
   const int skew = group_size >= kLanes ? g * share : 0;
   BestTwo best;
 #pragma unroll 4
@@ -208,7 +208,7 @@ __global__ void __launch_bounds__(kWarpThreads)
     const int e = i * kLanes + lane;
     bias[i] = plan.bias != nullptr && e < experts ? plan.bias[e * plan.bias_stride] : 0.0f;
   }
-  if (token >= real_tokens(gate)) {  // asked after the logits, so that both loads overlap
+  if (token >= real_tokens(gate)) {  // loaded after the logits, so that both loads overlap
     pad_row(gate, token, lane);
     return;
   }

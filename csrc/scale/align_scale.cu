@@ -5,7 +5,7 @@
 namespace dgmoe {
 namespace {
 
-constexpr int kTile = 32;  // rows and groups that a block transposes at once
+constexpr int kTile = 32;  // rows and groups of a CTA's transpose
 constexpr int kLines = 8;  // of them at a time
 
 struct AlignTiles {
@@ -20,7 +20,7 @@ struct AlignTiles {
 __global__ void __launch_bounds__(kTile* kLines)
     align_scale_kernel(AlignScalePlan plan, AlignTiles tiles) {
   __shared__ float tile[kTile][kTile + 1];  // [group][row], padded against bank conflicts
-  // A warp reads along the dimension whose elements stand closer together.
+  // A warp reads along the dimension of the smaller stride.
   const bool along_groups = plan.in_group_stride < plan.in_row_stride;
   for (int64_t i = blockIdx.x; i < tiles.count; i += gridDim.x) {
     const int64_t first_row = i % tiles.rows * kTile;

@@ -5,7 +5,7 @@
 namespace dgmoe {
 namespace {
 
-// A thread a word; words of one column stand next to each other in memory.
+// A thread a word; the words of a column are contiguous.
 __global__ void pack_ue8m0_kernel(PackUe8m0Plan plan) {
   const int64_t columns = plan.strides.columns();
   const int64_t words = plan.batches * columns * plan.padded_rows;

@@ -5,7 +5,7 @@
 namespace dgmoe {
 namespace {
 
-// A thread a word; results of one row stand next to each other in memory.
+// A thread a word; the results of a row are contiguous.
 __global__ void unpack_ue8m0_kernel(UnpackUe8m0Plan plan) {
   const ScaleStrides& strides = plan.strides;
   const int64_t columns = strides.columns();

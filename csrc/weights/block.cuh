@@ -1,5 +1,4 @@
-// How a block of threads walks a 128x128 block of weights: eight columns a thread, sixteen rows at
-// once.
+// How a CTA processes a 128x128 block of weights: eight columns a thread, sixteen rows at once.
 #pragma once
 
 #include "../common/cuda.cuh"
@@ -12,7 +11,7 @@ constexpr int kBlockRowThreads = kWeightBlock / kBlockColumns;   // threads of a
 constexpr int kBlockRowStep = kBlockThreads / kBlockRowThreads;  // rows at once
 constexpr int kBlockThreadRows = kWeightBlock / kBlockRowStep;   // rows a thread
 
-// The largest of a number that each thread of the block has. `room` holds one a warp.
+// The maximum over the CTA's threads. `room` is shared memory of one value a warp.
 __device__ __forceinline__ uint32_t block_max(uint32_t value, uint32_t* room) {
   value = __reduce_max_sync(0xffffffffu, value);
   if (threadIdx.x % 32 == 0) room[threadIdx.x / 32] = value;

@@ -18,7 +18,7 @@ __device__ __forceinline__ uint32_t load_codes(const uint8_t* in, int64_t left, 
   return word;
 }
 
-// A block of threads a block of weights.
+// A CTA a block of weights.
 __global__ void __launch_bounds__(kBlockThreads)
     dequant_mxfp4_to_fp8_kernel(DequantMxfp4ToFp8Plan plan) {
   __shared__ uint32_t warp_max[kBlockThreads / 32];

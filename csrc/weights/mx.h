@@ -7,7 +7,7 @@
 namespace dgmoe {
 
 constexpr int64_t kMxGroup = 32;
-constexpr int64_t kMxOctets = kMxGroup / 8;  // sums run over eights, then over these
+constexpr int64_t kMxOctets = kMxGroup / 8;  // sums run over eight columns, then over octets
 
 // (batches, n, k) weights, bf16 or fp32, rows dense.
 struct WeightRows {
@@ -39,7 +39,7 @@ inline void check_weight_dims(const Check& check, const Tensor& weight) {
   if (weight.dim() != 3) check.dim("weight", weight, 2, "(n, k) or (experts, n, k)");
 }
 
-// `in` is `weight` with aligned rows; the caller keeps it.
+// `in` is `weight` with aligned rows; the caller keeps it alive.
 inline WeightRows weight_rows(const Tensor& in) {
   const bool batched = in.dim() == 3;
   const int64_t d = batched ? 1 : 0;

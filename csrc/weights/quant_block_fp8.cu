@@ -11,7 +11,7 @@ constexpr int kRowThreads = kWeightBlock / kColumns;  // threads of a row
 constexpr int kRowStep = kThreads / kRowThreads;      // rows at once
 constexpr int kThreadRows = kWeightBlock / kRowStep;  // rows a thread
 
-// A block of threads a block of weights, which it keeps in registers between amax and rounding.
+// A CTA a block of weights, which stays in registers between amax and rounding.
 template <typename Element>
 __global__ void __launch_bounds__(kThreads) quant_block_fp8_kernel(QuantBlockFp8Plan plan) {
   __shared__ uint32_t warp_amax[kThreads / 32];
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads) quant_block_fp8_kernel(QuantBlockFp8
     float x[kThreadRows][kColumns];
     uint32_t amax_bits = 0;
     if (vectors && left > 0 && n0 + (kThreadRows - 1) * kRowStep < plan.n) {
-      // Without a branch between them, so that all loads are under way at once.
+      // Without a branch between them, so that all loads are in flight at once.
 #pragma unroll
       for (int r = 0; r < kThreadRows; ++r) {
         load8(weight + (n0 + r * kRowStep) * plan.row_stride, x[r]);

@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kOctetThreads) quant_mxfp4_kernel(QuantMxfp4Pl
     uint8_t exponent = e2m1_exponent(load_octet<Element>(weight, at, vectors, x));
     const bool broken = exponent == kUe8m0Nan;
     if (plan.search) {
-      // A broken group goes along: its lanes must meet in the sums.
+      // No early exit for a group with an inf or NaN: its lanes take part in the shuffles.
       const float plain = e2m1_multiplier(exponent);
       const float same = group_error(x, plain, 1.0f);
       const float less = group_error(x, plain, 0.5f);

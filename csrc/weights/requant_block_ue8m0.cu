@@ -36,7 +36,7 @@ __device__ __forceinline__ void widen(uint2 codes, float scale, float (&x)[8]) {
   }
 }
 
-// A block of threads a block of weights, whose codes it keeps in registers between amax and rounding.
+// A CTA a block of weights, whose codes stay in registers between amax and rounding.
 __global__ void __launch_bounds__(kBlockThreads)
     requant_block_ue8m0_kernel(RequantBlockUe8m0Plan plan) {
   __shared__ uint32_t warp_amax[kBlockThreads / 32];
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(kBlockThreads)
 #pragma unroll
       for (int r = 0; r < kBlockThreadRows; ++r) {
         const int64_t row = n0 + r * kBlockRowStep;
-        // What lies past the end must not meet an infinite scale.
+        // Zeros past the end must not be multiplied by an infinite scale.
         const int64_t valid = row < plan.n ? left : 0;
         float x[8];
         widen(codes[r], source.scale, x);

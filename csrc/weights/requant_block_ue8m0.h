@@ -77,7 +77,7 @@ DGMOE_HD BlockSource block_source(const ExponentMatrix& scales, int64_t batch, i
   const float scale =
       static_cast<const float*>(scales.data)[batch * scales.batch_stride + row * scales.row_stride +
                                              column * scales.column_stride];
-  // A scale of zero is none: its values are zeros, which byte 0 would not say.
+  // A scale of zero has no UE8M0 code: byte 0 would be 2^-127, so the block is quantised anew.
   return {scale, exponent, exponent != kUe8m0Nan && scale != 0.0f};
 }
 

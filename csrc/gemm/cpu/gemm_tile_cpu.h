@@ -1,4 +1,4 @@
-// The register tile of this room's CPU kernels: rows of a times rows of b, both fp32, in partial
+// The register tile of the CPU kernels: rows of a times rows of b, both fp32, in partial
 // sums whose number and order are fixed, so that every instruction set and tile height gives the
 // same bits.
 #pragma once
@@ -14,7 +14,7 @@ namespace dgmoe {
 constexpr int64_t kLanes = 16;
 constexpr int64_t kTile = 4;    // rows and columns of a register tile
 constexpr int64_t kPanel = 16;  // columns of d, rows of b, that one work item computes
-constexpr int64_t kStep = 256;  // columns of b widened at a time: a panel of them stays in L1
+constexpr int64_t kStep = 256;  // columns of b dequantised at a time: a panel of them stays in L1
 
 typedef float Lanes __attribute__((vector_size(kLanes * sizeof(float))));
 typedef float LoadLanes __attribute__((vector_size(kLanes * sizeof(float)), aligned(4), may_alias));
@@ -32,7 +32,7 @@ DGMOE_INLINE void multiply_add(Lanes& c, const Lanes& a, const Lanes& b) {
 }
 
 // Adds `width` columns of Rows rows of a times kTile rows of b to sums[row][column], which stay in
-// registers meanwhile.
+// registers.
 template <int Rows>
 DGMOE_INLINE void add_tile(const float* a, int64_t a_stride, const float* b, int64_t width,
                            Lanes* sums) {

@@ -11,9 +11,9 @@
 namespace dgmoe {
 namespace {
 
-constexpr int64_t kBlockRows = 64;    // rows of a that share one widening of b
-constexpr int64_t kChunkRows = 1024;  // rows of a widened at a time: bounds the scratch
-constexpr int64_t kDenseRows = 128;   // from here on the machine's matrix product is faster
+constexpr int64_t kBlockRows = 64;    // rows of a for which b is dequantised once
+constexpr int64_t kChunkRows = 1024;  // rows of a dequantised at a time: bounds the workspace
+constexpr int64_t kDenseRows = 128;   // from here on PyTorch's matrix product is faster
 
 struct RowRange {
   int64_t expert, first, count;  // `first` counts rows of d
@@ -38,7 +38,7 @@ struct Rows {
 };
 
 struct Product {
-  const float* a;  // `rows` widened rows, zero from k to a_stride
+  const float* a;  // `rows` rows as fp32, zero from k to a_stride
   int64_t a_stride;
   Operand b;
   int64_t expert, rows, n, k;
@@ -77,7 +77,7 @@ void multiply_panel(const Product& p, int64_t first) {
       const int64_t count = std::min(kStep, p.k - begin);
       const int64_t width = round_up(count, kLanes);
       for (int64_t j = 0; j < kPanel; ++j) {
-        // Past the last column repeat it: the sums exist anyway and are not stored.
+        // Past the last column repeat it; its sums are not stored.
         const int64_t column = std::min(first + j, p.n - 1);
         widen(p.b, p.expert * p.n + column, p.expert, column, begin, begin + count, b + j * kStep);
         for (int64_t i = count; i < width; ++i) b[j * kStep + i] = 0.0f;
@@ -130,14 +130,14 @@ std::vector<RowRange> row_ranges(const Check& check, const GroupedGemmPlan& plan
   return ranges;
 }
 
-// The few-row product: widens b panel by panel and never stores it, as decoding wants.
+// Small M: dequantises b panel by panel, which stays in L1, and never stores it.
 void multiply_panels(const Product& product) {
   parallel_items(ceil_div(product.n, kPanel), kPanel * product.k, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) multiply_panel(product, panel * kPanel);
   });
 }
 
-// The many-row product: the machine's own, on one expert's widened weight.
+// Large M: PyTorch's matrix product, on one expert's dequantised weight.
 void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
   Tensor sums = empty({rows, b.size(0)}, ScalarType::Float, a);
   matmul_into(sums, first_rows(a, rows), torch::stable::transpose(b, 0, 1));
@@ -163,7 +163,7 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
   float* rows = static_cast<float*>(mutable_data_of(wide_a));
   // One expert's weight at a time; padded like a, so that both have the same width.
   Tensor wide_b = empty({most_rows >= dense_rows ? plan.n : 0, stride}, ScalarType::Float, like);
-  int64_t widened = -1;  // the expert that wide_b holds
+  int64_t dequantised = -1;  // the expert whose weight wide_b is
   for (const RowRange& range : ranges) {
     const int64_t batch = plan.masked() ? range.expert : 0;
     const int64_t scale_row = range.first - batch * plan.m;
@@ -175,12 +175,12 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
       multiply_panels({rows, stride, b, range.expert, range.count, plan.n, plan.k, d});
       continue;
     }
-    if (widened != range.expert) {
+    if (dequantised != range.expert) {
       float* weight = static_cast<float*>(mutable_data_of(wide_b));
       parallel_items(plan.n, plan.k, [&](int64_t begin, int64_t end) {
         widen_rows(b, range.expert * plan.n, range.expert, 0, begin, end, weight, stride);
       });
-      widened = range.expert;
+      dequantised = range.expert;
     }
     multiply_dense(wide_a, wide_b, range.count, d);
   }

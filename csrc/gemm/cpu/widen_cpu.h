@@ -1,5 +1,5 @@
-// How this room's CPU kernels read an operand: rows of bf16, e4m3 or e2m1 values as fp32, times
-// their scales.
+// How the CPU kernels dequantise an operand: rows of bf16, e4m3 or e2m1 values times their scales,
+// as fp32.
 #pragma once
 
 #include <algorithm>
