@@ -13,7 +13,7 @@
 
 #include <limits>
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 #include "functors.h"
 
 namespace dgmoe {
@@ -142,13 +142,13 @@ inline GatedInput plan_gated(const Check& check, const Tensor& gate_up,
     check.size("bias", *options.bias, 1, 2 * inter, "the columns of gate_up");
     check.same_device("bias", *options.bias, "gate_up", gate_up);
     check.that(batched || m_indices.has_value(), "m_indices", "be given with a bias", "None");
-    bias = with_aligned_rows(*options.bias);
+    bias = with_aligned_rows(check.op(), "bias", *options.bias);
   }
   if (m_indices.has_value()) {
     check.indices("m_indices", *m_indices, "experts", bias.has_value() ? bias->size(0) : kEveryId,
                   padded ? alignment : 0);
   }
-  Tensor in = with_aligned_rows(gate_up);
+  Tensor in = with_aligned_rows(check.op(), "gate_up", gate_up);
   GatedPlan plan{static_cast<const uint16_t*>(data_of(in)),
                  batched ? gate_up.size(0) : 1,
                  gate_up.size(d),
@@ -185,7 +185,8 @@ inline GatedBf16Call plan_gated_bf16(const Check& check, const Tensor& gate_up,
                                      const std::optional<Tensor>& m_indices,
                                      const GatedOptions& options) {
   GatedInput in = plan_gated(check, gate_up, masked_m, m_indices, kTileRows, options, false);
-  Tensor out = empty(masked_m.has_value() ? Sizes{in.plan.batches, in.plan.rows, in.plan.inter}
+  Tensor out = empty(check.op(), "out",
+                     masked_m.has_value() ? Sizes{in.plan.batches, in.plan.rows, in.plan.inter}
                                           : Sizes{in.plan.rows, in.plan.inter},
                      ScalarType::BFloat16, gate_up);
   const GatedBf16Plan plan{in.plan, static_cast<uint16_t*>(mutable_data_of(out))};

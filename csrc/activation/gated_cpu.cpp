@@ -70,14 +70,14 @@ void quant_rows(const GatedQuantPlan& plan, int64_t batch, int64_t begin, int64_
 
 }  // namespace
 
-void gated_bf16_cpu(const GatedBf16Plan& plan) {
-  for_gated_rows(plan.in, [&](int64_t batch, int64_t begin, int64_t end) {
+void gated_bf16_cpu(const char* op, const GatedBf16Plan& plan) {
+  for_gated_rows(op, plan.in, [&](int64_t batch, int64_t begin, int64_t end) {
     bf16_rows(plan, batch, begin, end);
   });
 }
 
-void gated_quant_cpu(const GatedQuantPlan& plan) {
-  for_gated_rows(plan.in, [&](int64_t batch, int64_t begin, int64_t end) {
+void gated_quant_cpu(const char* op, const GatedQuantPlan& plan) {
+  for_gated_rows(op, plan.in, [&](int64_t batch, int64_t begin, int64_t end) {
     quant_rows(plan, batch, begin, end);
   });
 }

@@ -90,13 +90,13 @@ DGMOE_HD void gated_chunk(const GatedPlan& in, const uint16_t* row, int64_t bias
 // work is counted first: a slab is mostly padding, and an even split of all its rows would leave
 // most threads without work.
 template <typename Body>
-void for_gated_rows(const GatedPlan& plan, const Body& body) {
+void for_gated_rows(const char* op, const GatedPlan& plan, const Body& body) {
   if (!plan.masked) {
     parallel_items(plan.rows, plan.inter,
                    [&](int64_t begin, int64_t end) { body(int64_t{0}, begin, end); });
     return;
   }
-  std::vector<int64_t> ends(plan.batches);
+  auto ends = host_workspace<int64_t>(op, "ends of experts", plan.batches, 0);
   int64_t total = 0;
   for (int64_t batch = 0; batch < plan.batches; ++batch) {
     const int64_t valid = std::max<int64_t>(plan.masked_m[batch], 0);
@@ -117,7 +117,7 @@ void for_gated_rows(const GatedPlan& plan, const Body& body) {
 
 // ---- the CPU kernels, in gated_cpu.cpp ----
 
-void gated_bf16_cpu(const GatedBf16Plan& plan);
-void gated_quant_cpu(const GatedQuantPlan& plan);
+void gated_bf16_cpu(const char* op, const GatedBf16Plan& plan);
+void gated_quant_cpu(const char* op, const GatedQuantPlan& plan);
 
 }  // namespace dgmoe

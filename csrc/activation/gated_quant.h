@@ -33,9 +33,10 @@ inline GatedQuantCall plan_gated_quant(const Check& check, const Tensor& gate_up
   const bool batched = masked_m.has_value();
   const int64_t inter = in.plan.inter;
   Tensor q =
-      empty(batched ? Sizes{in.plan.batches, in.plan.rows, inter} : Sizes{in.plan.rows, inter},
+      empty(check.op(), "q",
+            batched ? Sizes{in.plan.batches, in.plan.rows, inter} : Sizes{in.plan.rows, inter},
             ScalarType::Float8_e4m3fn, gate_up);
-  ScaleTensor scale = empty_scale(batched ? in.plan.batches : -1, in.plan.rows,
+  ScaleTensor scale = empty_scale(check.op(), "scale", batched ? in.plan.batches : -1, in.plan.rows,
                                   ceil_div(inter, group_size), form, gate_up);
   GatedQuantPlan plan{in.plan,
                       static_cast<uint8_t*>(mutable_data_of(q)),

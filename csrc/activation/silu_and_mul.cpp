@@ -12,7 +12,7 @@ Tensor silu_and_mul_cpu(const Tensor& gate_up, const std::optional<Tensor>& mask
   const GatedBf16Call call =
       plan_silu_and_mul(gate_up, masked_m, m_indices, swiglu_limit, gemm1_alpha, gemm1_clamp_limit,
                         gate_up_interleave, bias);
-  gated_bf16_cpu(call.plan);
+  gated_bf16_cpu("silu_and_mul", call.plan);
   return call.out;
 }
 

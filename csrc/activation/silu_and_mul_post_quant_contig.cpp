@@ -14,7 +14,7 @@ std::tuple<Tensor, Tensor> silu_and_mul_post_quant_contig_cpu(
   const GatedQuantCall call = plan_silu_and_mul_post_quant_contig(
       gate_up, m_indices, group_size, scale_layout, round_scale, round_activation, alignment,
       swiglu_limit, gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias);
-  gated_quant_cpu(call.plan);
+  gated_quant_cpu("silu_and_mul_post_quant_contig", call.plan);
   return {call.q, call.scale};
 }
 

@@ -13,7 +13,7 @@ std::tuple<Tensor, Tensor> silu_and_mul_post_quant_masked_cpu(
   const GatedQuantCall call = plan_silu_and_mul_post_quant_masked(
       gate_up, masked_m, group_size, scale_layout, round_scale, round_activation, swiglu_limit,
       gemm1_alpha, gemm1_clamp_limit, gate_up_interleave, bias);
-  gated_quant_cpu(call.plan);
+  gated_quant_cpu("silu_and_mul_post_quant_masked", call.plan);
   return {call.q, call.scale};
 }
 

@@ -10,7 +10,7 @@ Tensor situ_and_mul_cpu(const Tensor& gate_up, const std::optional<Tensor>& mask
                         int64_t gate_up_interleave, const std::optional<Tensor>& bias) {
   const GatedBf16Call call =
       plan_situ_and_mul(gate_up, masked_m, m_indices, beta, linear_beta, gate_up_interleave, bias);
-  gated_bf16_cpu(call.plan);
+  gated_bf16_cpu("situ_and_mul", call.plan);
   return call.out;
 }
 

@@ -12,7 +12,7 @@ std::tuple<Tensor, Tensor> situ_and_mul_post_quant_contig_cpu(
   const GatedQuantCall call = plan_situ_and_mul_post_quant_contig(
       gate_up, m_indices, beta, linear_beta, group_size, scale_layout, round_scale,
       round_activation, alignment, gate_up_interleave, bias);
-  gated_quant_cpu(call.plan);
+  gated_quant_cpu("situ_and_mul_post_quant_contig", call.plan);
   return {call.q, call.scale};
 }
 

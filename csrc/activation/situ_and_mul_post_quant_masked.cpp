@@ -12,7 +12,7 @@ std::tuple<Tensor, Tensor> situ_and_mul_post_quant_masked_cpu(
   const GatedQuantCall call = plan_situ_and_mul_post_quant_masked(
       gate_up, masked_m, beta, linear_beta, group_size, scale_layout, round_scale, round_activation,
       gate_up_interleave, bias);
-  gated_quant_cpu(call.plan);
+  gated_quant_cpu("situ_and_mul_post_quant_masked", call.plan);
   return {call.q, call.scale};
 }
 

@@ -59,7 +59,7 @@ inline WeightedRowsCall plan_post_reorder_deepgemm(
       plan_weighted_rows(check, y, "src2dst", src2dst, std::nullopt, topk_weights,
                          routed_scaling_factor, hidden_size, out, others);
   if (bias.has_value()) {
-    call.bias = with_aligned_rows(*bias);
+    call.bias = with_aligned_rows(check.op(), "bias", *bias);
     call.plan.bias = {data_of(*call.bias),  dtype_of(*bias) == ScalarType::Float,
                       bias->size(0),        call.bias->stride(0),
                       id_matrix(*topk_ids), expert_start};

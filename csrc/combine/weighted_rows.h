@@ -85,7 +85,7 @@ inline WeightedRowsCall plan_weighted_rows(const Check& check, const Tensor& y,
   // The stride of a dimension of size 1 is meaningless: experts of one row are rows themselves.
   const bool single = y.dim() == 3 && y.size(1) == 1;
   const bool flat = y.dim() == 2 || single || y.stride(0) == y.size(1) * y.stride(1);
-  Tensor in = with_aligned_rows(flat ? y : torch::stable::contiguous(y));
+  Tensor in = with_aligned_rows(check.op(), "y", flat ? y : contiguous_copy(check.op(), "y", y));
   WeightedRowsPlan plan{static_cast<const uint16_t*>(data_of(in)),
                         y_rows,
                         in.stride(single ? 0 : in.dim() - 2),

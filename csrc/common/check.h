@@ -39,6 +39,8 @@ class Check {
  public:
   explicit Check(const char* op) : op_(op), sanity_(sanity_check()) {}
 
+  const char* op() const { return op_; }
+
   // The general form; `must` completes "<arg> must ...".
   template <typename Got>
   void that(bool holds, const char* arg, const std::string& must, const Got& got) const {

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "check.h"
+#include "allocate.h"
 
 namespace dgmoe {
 
@@ -18,7 +18,7 @@ inline Tensor given_or_empty(const Check& check, const char* arg,
                              const std::optional<Tensor>& given, const Sizes& sizes,
                              ScalarType dtype, const std::vector<NamedTensor>& others) {
   const NamedTensor& first = others.front();
-  if (!given.has_value()) return empty(sizes, dtype, first.tensor);
+  if (!given.has_value()) return empty(check.op(), arg, sizes, dtype, first.tensor);
   check.dtype(arg, *given, {dtype});
   bool same = given->dim() == static_cast<int64_t>(sizes.size());
   std::string must = "have shape (";

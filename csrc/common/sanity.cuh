@@ -2,6 +2,7 @@
 // host waits for the least.
 #pragma once
 
+#include "allocate.h"
 #include "cuda.cuh"
 #include "sanity.h"
 
@@ -10,7 +11,7 @@ namespace dgmoe {
 class FirstFound {
  public:
   FirstFound(const CudaScope& scope, const Tensor& like)
-      : scope_(scope), cell_(empty({1}, ScalarType::Long, like)) {
+      : scope_(scope), cell_(empty("sanity check", "cell", {1}, ScalarType::Long, like)) {
     STD_CUDA_CHECK(cudaMemsetAsync(cell(), 0xff, sizeof(int64_t), scope.stream()));
   }
 

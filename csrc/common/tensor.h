@@ -64,60 +64,8 @@ inline ScalarType dtype_of(const Tensor& tensor) {
   return static_cast<ScalarType>(code);
 }
 
-inline Tensor empty_strided(const Sizes& sizes, const Sizes& strides, ScalarType dtype,
-                            const Tensor& like) {
-  int32_t device_type = 0;
-  int32_t device_index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(like.get(), &device_index));
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(
-      aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                               static_cast<int32_t>(dtype), device_type, device_index, &handle));
-  return Tensor(handle);
-}
-
-inline Tensor empty(const Sizes& sizes, ScalarType dtype, const Tensor& like) {
-  Sizes strides(sizes.size(), 1);
-  for (int64_t d = static_cast<int64_t>(sizes.size()) - 2; d >= 0; --d) {
-    strides[d] = strides[d + 1] * (sizes[d + 1] > 0 ? sizes[d + 1] : 1);
-  }
-  return empty_strided(sizes, strides, dtype, like);
-}
-
 inline const void* data_of(const Tensor& tensor) { return tensor.const_data_ptr(); }
 inline void* mutable_data_of(Tensor& tensor) { return tensor.mutable_data_ptr(); }
-
-struct ScaleTensor {
-  Tensor tensor;
-  ScaleStrides strides;
-};
-
-// Allocates scales for (batch, mn, groups) in `form`; batch < 0 makes the tensor two-dimensional.
-// Uninitialised.
-inline ScaleTensor empty_scale(int64_t batch, int64_t mn, int64_t groups, ScaleLayout form,
-                               const Tensor& like) {
-  const bool packed = form == ScaleLayout::kPackedUe8m0;
-  const int64_t columns = packed ? ceil_div(groups, kGroupsPerWord) : groups;
-  const bool row_major = form == ScaleLayout::kRowMajor;
-  const int64_t leading = row_major ? 1 : tma_aligned(mn);
-  const int64_t row_stride = row_major ? columns : 1;
-  const int64_t column_stride = leading;
-  const int64_t batch_stride = columns * (row_major ? mn : leading);
-  const ScalarType dtype = packed ? ScalarType::Int : ScalarType::Float;
-  const bool batched = batch >= 0;
-  Sizes sizes = batched ? Sizes{batch, mn, columns} : Sizes{mn, columns};
-  Sizes strides =
-      batched ? Sizes{batch_stride, row_stride, column_stride} : Sizes{row_stride, column_stride};
-  const ScaleStrides of{form, groups, batched ? batch_stride : 0, row_stride, column_stride};
-  if (row_major || leading == mn) return {empty_strided(sizes, strides, dtype, like), of};
-  // A strided allocation ends at its last element, but the slack of the last column is written too.
-  Tensor whole = empty({(batched ? batch : 1) * batch_stride}, dtype, like);
-  AtenTensorHandle handle = nullptr;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(
-      whole.get(), static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(), 0, &handle));
-  return {Tensor(handle), of};
-}
 
 // The layout of a given scale tensor (mn, columns) or (batch, mn, columns), whatever its strides.
 inline ScaleStrides scale_strides_of(const Tensor& scale, int64_t groups) {
@@ -176,26 +124,6 @@ inline bool may_overlap(const Tensor& a, const Tensor& b) {
     end[i] = begin[i] + (last + 1) * tensors[i]->element_size();
   }
   return begin[0] < end[1] && begin[1] < end[0];
-}
-
-// The tensor itself, or a contiguous copy where that makes each row contiguous and start on 16
-// bytes. Rows whose length is no multiple of 16 bytes stay as they are: kernels take the stride.
-inline Tensor with_aligned_rows(const Tensor& tensor) {
-  const int64_t dim = tensor.dim();
-  const int64_t element = static_cast<int64_t>(tensor.element_size());
-  const bool dense_rows = tensor.stride(dim - 1) == 1 || tensor.size(dim - 1) <= 1;
-  const bool aligned_base = reinterpret_cast<uintptr_t>(data_of(tensor)) % 16 == 0;
-  const bool alignable = tensor.size(dim - 1) * element % 16 == 0;
-  bool aligned_rows = true;
-  for (int64_t d = 0; d < dim - 1; ++d) {
-    aligned_rows = aligned_rows && (tensor.stride(d) * element) % 16 == 0;
-  }
-  if (dense_rows && aligned_base && (aligned_rows || !alignable)) return tensor;
-  // Not contiguous(): a contiguous but misaligned view must move too.
-  Tensor copy =
-      empty(Sizes(tensor.sizes().begin(), tensor.sizes().end()), dtype_of(tensor), tensor);
-  torch::stable::copy_(copy, tensor);
-  return copy;
 }
 
 // ---- registration ---- TORCH_BOX copies eight bytes an argument and checks nothing: `float` for a

@@ -18,10 +18,11 @@ std::tuple<Tensor, Tensor> run(const Tensor& x, const Tensor& fn, std::optional<
   Tensor rows = fn;
   Tensor d = call.out;
   if (n != p.n) {
-    rows = empty({n, p.k}, ScalarType::Float, fn);
+    rows = empty("tf32_hc_prenorm_gemm", "padded fn", {n, p.k}, ScalarType::Float, fn);
     STD_CUDA_CHECK(
         cudaMemsetAsync(mutable_data_of(rows), 0, n * p.k * sizeof(float), scope.stream()));
-    d = empty(num_splits.has_value() ? Sizes{p.splits, p.m, n} : Sizes{p.m, n}, ScalarType::Float,
+    d = empty("tf32_hc_prenorm_gemm", "padded out",
+              num_splits.has_value() ? Sizes{p.splits, p.m, n} : Sizes{p.m, n}, ScalarType::Float,
               fn);
   }
   deep_gemm(scope,

@@ -56,7 +56,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cpu(
                                        scale_layout, alignment);
   const EpScatterPlan& plan = call.plan;
   // m_max 0 leaves the bare ranks in src2dst.
-  rank_rows(DispatchIndexPlan{plan.ids, plan.tokens, plan.top_k, plan.num_local_experts, 0,
+  rank_rows("ep_scatter",
+            DispatchIndexPlan{plan.ids, plan.tokens, plan.top_k, plan.num_local_experts, 0,
                               plan.expert_start, plan.counts, plan.src2dst});
   place_segments(plan);
   const int64_t padding = plan.alignment * (plan.strides.columns() + 1);

@@ -78,7 +78,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cuda(
   if (plan.tokens * plan.top_k > 0) {
     const DispatchIndexPlan index{plan.ids, plan.tokens,  plan.top_k,  num_local_experts,
                                   0,        expert_start, plan.counts, plan.src2dst};
-    rank_rows(scope, index, topk_ids, Segments{plan.offsets, alignment});
+    rank_rows("ep_scatter", scope, index, topk_ids, Segments{plan.offsets, alignment});
   }
   if (plan.all_rows > 0) {
     const int64_t parts = ceil_div(plan.row_bytes, kPieceBytes) + plan.strides.columns();

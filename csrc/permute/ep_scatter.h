@@ -12,7 +12,7 @@
 // by both slots. Rows with m_indices -1 stay unwritten; the scales of those within a segment are 1.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -76,15 +76,16 @@ inline EpScatterCall plan_ep_scatter(const Tensor& x, const std::optional<Tensor
   const int64_t top_k = topk_ids.size(1);
   const int64_t all_rows = contig_rows(tokens * top_k, num_local_experts, alignment);
   check.that(all_rows <= INT32_MAX, "topk_ids", "need fewer than 2^31 rows", all_rows);
-  Tensor in = with_aligned_rows(x);
+  Tensor in = with_aligned_rows(check.op(), "x", x);
   const int64_t element = static_cast<int64_t>(x.element_size());
-  Tensor rows = empty({all_rows, x.size(1)}, dtype_of(x), x);
-  ScaleTensor scale = quantized ? empty_scale(-1, all_rows, groups, form, x)
-                                : ScaleTensor{empty({0}, ScalarType::Float, x), {}};
-  Tensor m_indices = empty({all_rows}, ScalarType::Int, x);
-  Tensor src2dst = empty({tokens, top_k}, ScalarType::Int, x);
-  Tensor counts = empty({num_local_experts}, ScalarType::Int, x);
-  Tensor offsets = empty({num_local_experts}, ScalarType::Int, x);
+  Tensor rows = empty(check.op(), "rows", {all_rows, x.size(1)}, dtype_of(x), x);
+  ScaleTensor scale = quantized
+                          ? empty_scale(check.op(), "scale", -1, all_rows, groups, form, x)
+                          : ScaleTensor{empty(check.op(), "scale", {0}, ScalarType::Float, x), {}};
+  Tensor m_indices = empty(check.op(), "m_indices", {all_rows}, ScalarType::Int, x);
+  Tensor src2dst = empty(check.op(), "src2dst", {tokens, top_k}, ScalarType::Int, x);
+  Tensor counts = empty(check.op(), "counts", {num_local_experts}, ScalarType::Int, x);
+  Tensor offsets = empty(check.op(), "offsets", {num_local_experts}, ScalarType::Int, x);
   EpScatterPlan plan{id_matrix(topk_ids),
                      tokens,
                      top_k,

@@ -9,7 +9,7 @@ std::tuple<Tensor, Tensor> moe_dispatch_index_cpu(const Tensor& topk_ids, int64_
                                                   int64_t m_max, int64_t expert_start) {
   MoeDispatchIndexCall call =
       plan_moe_dispatch_index(topk_ids, num_local_experts, m_max, expert_start);
-  rank_rows(call.plan);
+  rank_rows("moe_dispatch_index", call.plan);
   return {call.masked_m, call.src2dst};
 }
 

@@ -140,7 +140,7 @@ std::tuple<Tensor, Tensor> moe_dispatch_index_cuda(const Tensor& topk_ids,
   const CudaScope scope(topk_ids);
   MoeDispatchIndexCall call =
       plan_moe_dispatch_index(topk_ids, num_local_experts, m_max, expert_start);
-  rank_rows(scope, call.plan, topk_ids);
+  rank_rows("moe_dispatch_index", scope, call.plan, topk_ids);
   return {call.masked_m, call.src2dst};
 }
 
@@ -150,8 +150,8 @@ int64_t clamp(int64_t value, int64_t least, int64_t most) {
 
 }  // namespace
 
-void rank_rows(const CudaScope& scope, const DispatchIndexPlan& index, const Tensor& like,
-               Segments segments) {
+void rank_rows(const char* op, const CudaScope& scope, const DispatchIndexPlan& index,
+               const Tensor& like, Segments segments) {
   const int64_t experts = index.num_local_experts;
   if (experts == 0 && index.tokens * index.top_k == 0) return;
   const bool segmented = segments.offsets != nullptr;
@@ -165,7 +165,7 @@ void rank_rows(const CudaScope& scope, const DispatchIndexPlan& index, const Ten
   const int64_t chunks = ceil_div(all_words, words);
   const int64_t tiles = tile == 0 ? 1 : ceil_div(experts, tile);
   // Goes back to the caching allocator at return; its next user waits in the same stream.
-  Tensor counts = empty({whole ? 0 : chunks, experts}, ScalarType::Int, like);
+  Tensor counts = empty(op, "counts", {whole ? 0 : chunks, experts}, ScalarType::Int, like);
   const RankPlan plan{
       index, segments, static_cast<int32_t*>(mutable_data_of(counts)), chunks, tiles, tile, words};
   const int64_t chunk_tokens = clamp(index.tokens, 0, words * kWordTokens);

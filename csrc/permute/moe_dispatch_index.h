@@ -9,7 +9,7 @@
 // both slots, so that m_max >= tokens always suffices.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -41,8 +41,9 @@ inline MoeDispatchIndexCall plan_dispatch_index(const Check& check, const Tensor
   // Divided, since the product of two large arguments would wrap.
   check.that(num_local_experts == 0 || m_max <= INT32_MAX / num_local_experts, "m_max",
              "keep num_local_experts * m_max below 2^31", m_max);
-  Tensor masked_m = empty({num_local_experts}, ScalarType::Int, topk_ids);
-  Tensor src2dst = empty({tokens, topk_ids.size(1)}, ScalarType::Int, topk_ids);
+  Tensor masked_m = empty(check.op(), "masked_m", {num_local_experts}, ScalarType::Int, topk_ids);
+  Tensor src2dst =
+      empty(check.op(), "src2dst", {tokens, topk_ids.size(1)}, ScalarType::Int, topk_ids);
   DispatchIndexPlan plan{id_matrix(topk_ids),
                          tokens,
                          topk_ids.size(1),

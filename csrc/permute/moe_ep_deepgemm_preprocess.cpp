@@ -55,7 +55,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_ep_deepgemm_preprocess_cpu(
       plan_moe_ep_deepgemm_preprocess(hidden_states, topk_ids, num_local_experts, expert_start,
                                       group_size, scale_layout, round_scale, padded_k, m_max);
   const PreprocessPlan& plan = call.plan;
-  rank_rows(plan.index);
+  rank_rows("moe_ep_deepgemm_preprocess", plan.index);
   parallel_items(plan.index.tokens, plan.padded_k, [&](int64_t begin, int64_t end) {
     for (int64_t token = begin; token < end; ++token) place_token(plan, token);
   });

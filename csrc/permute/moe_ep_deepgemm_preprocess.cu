@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> moe_ep_deepgemm_preprocess_cuda(
       plan_moe_ep_deepgemm_preprocess(hidden_states, topk_ids, num_local_experts, expert_start,
                                       group_size, scale_layout, round_scale, padded_k, m_max);
   const PreprocessPlan& plan = call.plan;
-  rank_rows(scope, plan.index, topk_ids);
+  rank_rows("moe_ep_deepgemm_preprocess", scope, plan.index, topk_ids);
   if (group_size == 128) {
     launch_quantized<128 / kThreadColumns>(scope, plan);
   } else if (group_size == 32) {

@@ -55,12 +55,14 @@ inline MoeEpDeepgemmPreprocessCall plan_moe_ep_deepgemm_preprocess(
   MoeDispatchIndexCall index =
       plan_dispatch_index(check, topk_ids, num_local_experts, slab, expert_start);
   const bool quantized = group_size != 0;
-  Tensor in = with_aligned_rows(hidden_states);
-  Tensor rows = empty({num_local_experts, slab, width},
+  Tensor in = with_aligned_rows(check.op(), "hidden_states", hidden_states);
+  Tensor rows = empty(check.op(), "rows", {num_local_experts, slab, width},
                       quantized ? ScalarType::Float8_e4m3fn : ScalarType::BFloat16, hidden_states);
-  ScaleTensor scale = quantized ? empty_scale(num_local_experts, slab, ceil_div(width, group_size),
-                                              form, hidden_states)
-                                : ScaleTensor{empty({0}, ScalarType::Float, hidden_states), {}};
+  ScaleTensor scale =
+      quantized
+          ? empty_scale(check.op(), "scale", num_local_experts, slab, ceil_div(width, group_size),
+                        form, hidden_states)
+          : ScaleTensor{empty(check.op(), "scale", {0}, ScalarType::Float, hidden_states), {}};
   PreprocessPlan plan{index.plan,
                       static_cast<const uint16_t*>(data_of(in)),
                       in.stride(0),

@@ -11,7 +11,7 @@
 // (byte 255) and NaN bytes.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -47,9 +47,10 @@ inline QuantGroupFp8Call plan_quant_group_fp8(const Tensor& x, int64_t group_siz
   const int64_t rows = x.size(0);
   const int64_t k = x.size(1);
   const int64_t width = check.padded("padded_k", padded_k, k);
-  Tensor in = with_aligned_rows(x);
-  Tensor q = empty({rows, width}, ScalarType::Float8_e4m3fn, x);
-  ScaleTensor scale = empty_scale(-1, rows, ceil_div(width, group_size), form, x);
+  Tensor in = with_aligned_rows(check.op(), "x", x);
+  Tensor q = empty(check.op(), "q", {rows, width}, ScalarType::Float8_e4m3fn, x);
+  ScaleTensor scale =
+      empty_scale(check.op(), "scale", -1, rows, ceil_div(width, group_size), form, x);
   QuantGroupFp8Plan plan{data_of(in),
                          dtype_of(x) == ScalarType::BFloat16,
                          in.stride(0),

@@ -17,8 +17,8 @@ struct Segments {
 // Fills plan.masked_m with the rows of each expert and plan.src2dst with where rank r of expert e
 // goes, or -1: row e * m_max + r of a slab, or offsets[e] + r of the segments, whose offsets it
 // fills too.
-void rank_rows(const CudaScope& scope, const DispatchIndexPlan& plan, const Tensor& like,
-               Segments segments = {});
+void rank_rows(const char* op, const CudaScope& scope, const DispatchIndexPlan& plan,
+               const Tensor& like, Segments segments = {});
 
 constexpr int64_t kPieceBytes = 16;
 

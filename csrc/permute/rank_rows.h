@@ -2,16 +2,14 @@
 // it names, in token order, and the scales of padding rows.
 #pragma once
 
-#include <vector>
-
 #include "moe_dispatch_index.h"
 
 namespace dgmoe {
 
 // Fills masked_m with the rows of each expert and src2dst with e * m_max + rank, or -1.
-inline void rank_rows(const DispatchIndexPlan& plan) {
+inline void rank_rows(const char* op, const DispatchIndexPlan& plan) {
   const int64_t experts = plan.num_local_experts;
-  std::vector<int64_t> last_token(static_cast<size_t>(experts), -1);
+  auto last_token = host_workspace<int64_t>(op, "last tokens", experts, -1);
   for (int64_t e = 0; e < experts; ++e) plan.masked_m[e] = 0;
   for (int64_t token = 0; token < plan.tokens; ++token) {
     for (int64_t slot = 0; slot < plan.top_k; ++slot) {

@@ -2,7 +2,7 @@
 // expert. CPU and CUDA call these, so that both give the same bits.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -146,12 +146,12 @@ inline void check_gate(const Check& check, const Tensor& logits, const GateArgum
   }
 }
 
-inline GateCall plan_gate(const Tensor& logits, const GateArguments& args) {
+inline GateCall plan_gate(const char* op, const Tensor& logits, const GateArguments& args) {
   const int64_t tokens = logits.size(0);
   const int64_t width = args.top_k + args.num_fused_shared;
-  Tensor weights = empty({tokens, width}, ScalarType::Float, logits);
-  Tensor ids = empty({tokens, width}, ScalarType::Int, logits);
-  Tensor counts = empty({args.num_counts}, ScalarType::Int, logits);
+  Tensor weights = empty(op, "weights", {tokens, width}, ScalarType::Float, logits);
+  Tensor ids = empty(op, "ids", {tokens, width}, ScalarType::Int, logits);
+  Tensor counts = empty(op, "counts", {args.num_counts}, ScalarType::Int, logits);
   const double factor = args.routed_scaling_factor;
   GatePlan plan{};
   plan.logits = weight_matrix(logits);

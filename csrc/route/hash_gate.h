@@ -67,7 +67,7 @@ inline HashGateCall plan_hash_gate(const Tensor& token_ids, const Tensor& table,
   check.same_device("logits", logits, "token_ids", token_ids);
   check_gate(check, logits, args);
   check.size("token_ids", token_ids, 0, logits.size(0), "rows of logits");
-  GateCall call = plan_gate(logits, args);
+  GateCall call = plan_gate(check.op(), logits, args);
   const IdMatrix ids{data_of(token_ids), dtype_of(token_ids) == ScalarType::Long,
                      token_ids.stride(0), 0};
   return {call, {call.plan, ids, id_matrix(table), table.size(0)}};

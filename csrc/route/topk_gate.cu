@@ -123,7 +123,8 @@ void launch_blocks(const CudaScope& scope, const TopkGatePlan& plan, const Tenso
   const GatePlan& gate = plan.gate;
   const bool grouped = plan.topk_groups < plan.num_groups;
   // Goes back to the caching allocator at return; its next user waits in the same stream.
-  Tensor groups = empty({grouped ? gate.tokens : 0, plan.num_groups}, ScalarType::Int, like);
+  Tensor groups = empty("topk_gate", "group scores", {grouped ? gate.tokens : 0, plan.num_groups},
+                        ScalarType::Int, like);
   const bool cached = gate.experts <= kCachedExperts;
   const unsigned threads = gate.experts <= 1024 ? 256 : 1024;
   const unsigned shared = static_cast<unsigned>(cached ? gate.experts * sizeof(uint32_t) : 0);

@@ -89,7 +89,7 @@ inline TopkGateCall plan_topk_gate(const Tensor& logits, int64_t top_k, int64_t 
              "be at least 0 and at most the experts within reach, " +
                  std::to_string(topk_groups * group_size),
              top_k);
-  GateCall call = plan_gate(logits, args);
+  GateCall call = plan_gate(check.op(), logits, args);
   TopkGatePlan plan{call.plan,
                     bias.has_value() ? static_cast<const float*>(data_of(*bias)) : nullptr,
                     bias.has_value() ? bias->stride(0) : 0,

@@ -4,7 +4,7 @@
 // Values are unchanged; the up to three rows of alignment slack hold 1.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -30,8 +30,8 @@ inline AlignScaleCall plan_align_scale(const Tensor& scale) {
   if (!batched) check.dim("scale", scale, 2, "(mn, groups) or (batch, mn, groups)");
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
-  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
-                                ScaleLayout::kMnMajor, scale);
+  ScaleTensor out = empty_scale(check.op(), "scale", batched ? scale.size(0) : -1, rows,
+                                scale.size(d + 1), ScaleLayout::kMnMajor, scale);
   AlignScalePlan plan{static_cast<const float*>(data_of(scale)),
                       batched ? scale.stride(0) : 0,
                       scale.stride(d),

@@ -8,7 +8,7 @@
 // Missing bytes of a row's last word are 0; the up to three rows of slack hold 1.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -41,8 +41,8 @@ inline PackUe8m0Call plan_pack_ue8m0(const Tensor& scale) {
   if (!batched) check.dim("scale", scale, 2, "(mn, groups) or (batch, mn, groups)");
   const int64_t d = batched ? 1 : 0;
   const int64_t rows = scale.size(d);
-  ScaleTensor out = empty_scale(batched ? scale.size(0) : -1, rows, scale.size(d + 1),
-                                ScaleLayout::kPackedUe8m0, scale);
+  ScaleTensor out = empty_scale(check.op(), "packed", batched ? scale.size(0) : -1, rows,
+                                scale.size(d + 1), ScaleLayout::kPackedUe8m0, scale);
   PackUe8m0Plan plan{data_of(scale),
                      dtype_of(scale) == ScalarType::Float,
                      batched ? scale.stride(0) : 0,

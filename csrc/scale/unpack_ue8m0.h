@@ -5,7 +5,7 @@
 // Byte b is 2^(b-127); byte 0 is 2^-127 and byte 255 is NaN, as the hardware reads them.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -32,7 +32,7 @@ inline UnpackUe8m0Call plan_unpack_ue8m0(const Tensor& packed, int64_t groups) {
   check.size("packed", packed, dim - 1, ceil_div(groups, kGroupsPerWord), "four groups a word");
   Sizes sizes(packed.sizes().begin(), packed.sizes().end());
   sizes[dim - 1] = groups;
-  Tensor out = empty(sizes, ScalarType::Float, packed);
+  Tensor out = empty(check.op(), "scale", sizes, ScalarType::Float, packed);
   UnpackUe8m0Plan plan{data_of(packed), scale_strides_of(packed, groups),
                        static_cast<float*>(mutable_data_of(out)), dim == 3 ? packed.size(0) : 1,
                        packed.size(dim - 2)};

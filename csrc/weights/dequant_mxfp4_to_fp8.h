@@ -51,9 +51,10 @@ inline DequantMxfp4ToFp8Call plan_dequant_mxfp4_to_fp8(const Tensor& weight, con
   const int64_t n = weight.size(d);
   const int64_t k = weight.size(d + 1) * 2;
   const ExponentMatrix exponents = exponent_matrix(check, scale, weight, n, ceil_div(k, kMxGroup));
-  Tensor in = with_aligned_rows(weight);
-  Tensor q = empty(with_matrix(weight, n, k), ScalarType::Float8_e4m3fn, weight);
-  Tensor blocks = empty(with_matrix(weight, ceil_div(n, kWeightBlock), ceil_div(k, kWeightBlock)),
+  Tensor in = with_aligned_rows(check.op(), "weight", weight);
+  Tensor q = empty(check.op(), "q", with_matrix(weight, n, k), ScalarType::Float8_e4m3fn, weight);
+  Tensor blocks = empty(check.op(), "scale",
+                        with_matrix(weight, ceil_div(n, kWeightBlock), ceil_div(k, kWeightBlock)),
                         ScalarType::Byte, weight);
   const int64_t batch_stride = batched ? in.stride(0) : 0;
   DequantMxfp4ToFp8Plan plan{static_cast<const uint8_t*>(data_of(in)),

@@ -6,7 +6,7 @@
 // Numerics as in quant_group_fp8, the group being the block.
 #pragma once
 
-#include "../common/check.h"
+#include "../common/allocate.h"
 
 namespace dgmoe {
 
@@ -37,12 +37,12 @@ inline QuantBlockFp8Call plan_quant_block_fp8(const Tensor& weight, bool round_s
   const int64_t d = batched ? 1 : 0;
   const int64_t n = weight.size(d);
   const int64_t k = weight.size(d + 1);
-  Tensor in = with_aligned_rows(weight);
+  Tensor in = with_aligned_rows(check.op(), "weight", weight);
   Sizes sizes(weight.sizes().begin(), weight.sizes().end());
-  Tensor q = empty(sizes, ScalarType::Float8_e4m3fn, weight);
+  Tensor q = empty(check.op(), "q", sizes, ScalarType::Float8_e4m3fn, weight);
   sizes[d] = ceil_div(n, kWeightBlock);
   sizes[d + 1] = ceil_div(k, kWeightBlock);
-  Tensor scale = empty(sizes, ScalarType::Float, weight);
+  Tensor scale = empty(check.op(), "scale", sizes, ScalarType::Float, weight);
   QuantBlockFp8Plan plan{data_of(in),
                          dtype_of(weight) == ScalarType::BFloat16,
                          batched ? in.stride(0) : 0,

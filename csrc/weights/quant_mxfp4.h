@@ -36,10 +36,12 @@ inline QuantMxfp4Call plan_quant_mxfp4(const Tensor& weight, bool search) {
   check_weight_dims(check, weight);
   check.that(weight.size(weight.dim() - 1) % 2 == 0, "weight",
              "have an even number of columns, two codes a byte", shape_text(weight));
-  Tensor in = with_aligned_rows(weight);
+  Tensor in = with_aligned_rows(check.op(), "weight", weight);
   const WeightRows rows = weight_rows(in);
-  Tensor q = empty(with_matrix(weight, rows.n, rows.k / 2), ScalarType::Char, weight);
-  Tensor scale = empty(with_matrix(weight, rows.n, rows.groups()), ScalarType::Byte, weight);
+  Tensor q =
+      empty(check.op(), "q", with_matrix(weight, rows.n, rows.k / 2), ScalarType::Char, weight);
+  Tensor scale = empty(check.op(), "scale", with_matrix(weight, rows.n, rows.groups()),
+                       ScalarType::Byte, weight);
   QuantMxfp4Plan plan{rows, static_cast<uint8_t*>(mutable_data_of(q)),
                       static_cast<uint8_t*>(mutable_data_of(scale)), search};
   return {in, q, scale, plan};

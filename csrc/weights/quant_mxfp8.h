@@ -28,10 +28,12 @@ inline QuantMxfp8Call plan_quant_mxfp8(const Tensor& weight) {
   const Check check("quant_mxfp8");
   check.dtype("weight", weight, {ScalarType::BFloat16, ScalarType::Float});
   check_weight_dims(check, weight);
-  Tensor in = with_aligned_rows(weight);
+  Tensor in = with_aligned_rows(check.op(), "weight", weight);
   const WeightRows rows = weight_rows(in);
-  Tensor q = empty(with_matrix(weight, rows.n, rows.k), ScalarType::Float8_e4m3fn, weight);
-  Tensor scale = empty(with_matrix(weight, rows.n, rows.groups()), ScalarType::Byte, weight);
+  Tensor q = empty(check.op(), "q", with_matrix(weight, rows.n, rows.k), ScalarType::Float8_e4m3fn,
+                   weight);
+  Tensor scale = empty(check.op(), "scale", with_matrix(weight, rows.n, rows.groups()),
+                       ScalarType::Byte, weight);
   QuantMxfp8Plan plan{rows, static_cast<uint8_t*>(mutable_data_of(q)),
                       static_cast<uint8_t*>(mutable_data_of(scale))};
   return {in, q, scale, plan};

@@ -46,9 +46,10 @@ inline RequantBlockUe8m0Call plan_requant_block_ue8m0(const Tensor& weight, cons
   const int64_t rows = ceil_div(n, kWeightBlock);
   const int64_t columns = ceil_div(k, kWeightBlock);
   const ExponentMatrix scales = exponent_matrix(check, scale, weight, rows, columns);
-  Tensor in = with_aligned_rows(weight);
-  Tensor q = empty(with_matrix(weight, n, k), ScalarType::Float8_e4m3fn, weight);
-  Tensor exponent = empty(with_matrix(weight, rows, columns), ScalarType::Byte, weight);
+  Tensor in = with_aligned_rows(check.op(), "weight", weight);
+  Tensor q = empty(check.op(), "q", with_matrix(weight, n, k), ScalarType::Float8_e4m3fn, weight);
+  Tensor exponent =
+      empty(check.op(), "scale", with_matrix(weight, rows, columns), ScalarType::Byte, weight);
   const int64_t batch_stride = batched ? in.stride(0) : 0;
   RequantBlockUe8m0Plan plan{static_cast<const uint8_t*>(data_of(in)),
                              batch_stride,

@@ -33,6 +33,8 @@ def _report(error: Exception) -> torch.Tensor:
     """An error as bytes: its kind, then its text. Exceptions do not cross a call from C++ over the
     stable ABI, whose message is lost."""
     kind = b"V" if isinstance(error, ValueError) else b"R"
+    if isinstance(error, torch.OutOfMemoryError):
+        kind = b"M"
     text = kind + str(error).encode()
     return torch.frombuffer(bytearray(text), dtype=torch.uint8)
 

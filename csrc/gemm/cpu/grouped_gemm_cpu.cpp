@@ -130,6 +130,16 @@ std::vector<RowRange> row_ranges(const Check& check, const GroupedGemmPlan& plan
   return ranges;
 }
 
+std::vector<RowRange> row_ranges_or_throw(const char* op, const GroupedGemmPlan& plan) {
+  try {
+    return row_ranges(Check(op), plan);
+  } catch (const std::bad_alloc&) {
+    throw std::runtime_error("dgmoe::" + std::string(op) + ": the rows of " +
+                             std::to_string(plan.experts) +
+                             " experts must fit into the memory of the host, got none left");
+  }
+}
+
 // Small M: dequantises b panel by panel, which stays in L1, and never stores it.
 void multiply_panels(const Product& product) {
   parallel_items(ceil_div(product.n, kPanel), kPanel * product.k, [&](int64_t begin, int64_t end) {
@@ -138,8 +148,8 @@ void multiply_panels(const Product& product) {
 }
 
 // Large M: PyTorch's matrix product, on one expert's dequantised weight.
-void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
-  Tensor sums = empty({rows, b.size(0)}, ScalarType::Float, a);
+void multiply_dense(const char* op, const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
+  Tensor sums = empty(op, "sums of a product", {rows, b.size(0)}, ScalarType::Float, a);
   matmul_into(sums, first_rows(a, rows), torch::stable::transpose(b, 0, 1));
   const int64_t count = rows * sums.size(1);
   const float* in = static_cast<const float*>(data_of(sums));
@@ -150,7 +160,7 @@ void multiply_dense(const Tensor& a, const Tensor& b, int64_t rows, Rows d) {
 
 void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor& like) {
   const bool batch_invariant = env_flag("DGMOE_BATCH_INVARIANT");
-  const std::vector<RowRange> ranges = row_ranges(Check(op), plan);
+  const std::vector<RowRange> ranges = row_ranges_or_throw(op, plan);
   if (ranges.empty() || plan.n == 0) return;
   const Operand a{plan.a, false, plan.a_scale_data, plan.a_scale, 1, plan.a_gran_k, plan.k};
   const Operand b{plan.b,        plan.b_fp4, plan.b_scale_data, plan.b_scale, plan.b_gran_mn,
@@ -159,10 +169,11 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
   for (const RowRange& range : ranges) most_rows = std::max(most_rows, range.count);
   const int64_t stride = round_up(plan.k, kLanes);
   const int64_t dense_rows = batch_invariant || plan.k == 0 ? INT64_MAX : kDenseRows;
-  Tensor wide_a = empty({most_rows, stride}, ScalarType::Float, like);
+  Tensor wide_a = empty(op, "rows of a in fp32", {most_rows, stride}, ScalarType::Float, like);
   float* rows = static_cast<float*>(mutable_data_of(wide_a));
   // One expert's weight at a time; padded like a, so that both have the same width.
-  Tensor wide_b = empty({most_rows >= dense_rows ? plan.n : 0, stride}, ScalarType::Float, like);
+  Tensor wide_b = empty(op, "an expert of b in fp32",
+                        {most_rows >= dense_rows ? plan.n : 0, stride}, ScalarType::Float, like);
   int64_t dequantised = -1;  // the expert whose weight wide_b is
   for (const RowRange& range : ranges) {
     const int64_t batch = plan.masked() ? range.expert : 0;
@@ -182,7 +193,7 @@ void grouped_gemm_cpu(const char* op, const GroupedGemmPlan& plan, const Tensor&
       });
       dequantised = range.expert;
     }
-    multiply_dense(wide_a, wide_b, range.count, d);
+    multiply_dense(op, wide_a, wide_b, range.count, d);
   }
 }
 

@@ -1,5 +1,7 @@
 #include "deep_gemm.cuh"
 
+#include "../../common/out_of_memory.h"
+
 #include <atomic>
 #include <mutex>
 #include <shared_mutex>
@@ -271,6 +273,11 @@ void call_python(const DeepGemmCall& call) {
   const char* bytes = static_cast<const char*>(data_of(report));
   const std::string text(bytes + 1, bytes + size);
   if (bytes[0] == 'V') throw std::invalid_argument(text);
+  if (bytes[0] == 'M') {
+    throw_out_of_memory(
+        "dgmoe::" + std::string(call.name) +
+        ": the workspace of its library must fit into the memory of the device: " + text);
+  }
   throw std::runtime_error(text);
 }
 

@@ -66,9 +66,11 @@ bool run_cluster_kernels(const GroupedGemmPlan& plan, const Tensor& d, int64_t m
       ceil_div(batches, std::min(kMaxExpertsPerLaunch, max_m_blocks / batch_m_blocks));
   const int64_t at_once = ceil_div(batches, parts);
   const int64_t m_blocks = at_once * batch_m_blocks;
-  Tensor rows = empty({m_blocks * m_block_bytes}, ScalarType::Byte, d);
-  Tensor flags = empty({m_blocks * m_block_flags}, ScalarType::Int, d);
-  Tensor tiles = empty({(m_blocks + 1) * 4}, ScalarType::Int, d);
+  const char* const op =
+      plan.masked() ? "grouped_gemm_nt_f8f8bf16_masked" : "grouped_gemm_nt_f8f8bf16_contig";
+  Tensor rows = empty(op, "workspace of rows", {m_blocks * m_block_bytes}, ScalarType::Byte, d);
+  Tensor flags = empty(op, "workspace of flags", {m_blocks * m_block_flags}, ScalarType::Int, d);
+  Tensor tiles = empty(op, "workspace of tiles", {(m_blocks + 1) * 4}, ScalarType::Int, d);
   const MxClusterPlan whole{mx_plan(plan), static_cast<uint8_t*>(mutable_data_of(rows)),
                             static_cast<int32_t*>(mutable_data_of(flags)),
                             static_cast<int4*>(mutable_data_of(tiles))};
