@@ -75,10 +75,10 @@ def pipeline(axes, y, stages, label) -> None:
         box(axes, i * width, y, width, f"{label} {i}", "#f7f7f7", height=0.6, size=7)
 
 
-def two_consumers(axes, title, stages, operand, product, after, prepared) -> None:
-    """A producer warpgroup and two consumer warpgroups, in a cluster of two CTAs."""
+def cluster_of_two(axes, title, stages, operand, product, after, prepared) -> None:
+    """A producer warpgroup and two math warpgroups, in a cluster of two CTAs."""
     frame(axes, title, 16.2, 7.0)
-    axes.text(-0.25, 6.3, "first kernel", ha="right", va="center", fontsize=7.5)
+    axes.text(-0.25, 6.3, "prepare kernel", ha="right", va="center", fontsize=7.5)
     box(axes, 0, 5.9, 12.6, prepared, PREPARE)
     lane(axes, 4.7, "producer warps 8, 9:\nweights of this CTA")
     lands = "arrives on the stage's full mbarrier when it lands"
@@ -88,8 +88,8 @@ def two_consumers(axes, title, stages, operand, product, after, prepared) -> Non
     box(axes, 0, 3.8, 12.6, f"bulk copy of one half of the rows, {both}", COPY)
     axes.text(-0.25, 2.95, "stages in\nshared memory", ha="right", va="center", fontsize=7.5)
     pipeline(axes, 2.65, stages, "stage" if stages < 8 else "st.")
-    lane(axes, 1.3, "consumer warpgroup 0:\nweight rows 0 to 63")
-    lane(axes, 0.4, "consumer warpgroup 1:\nweight rows 64 to 127")
+    lane(axes, 1.3, "math warpgroup 0:\nweight rows 0 to 63")
+    lane(axes, 0.4, "math warpgroup 1:\nweight rows 64 to 127")
     for y in (1.3, 0.4):
         box(axes, 0, y, 2.6, operand, PREPARE, size=6.5)
         box(axes, 2.6, y, 4.2, product, MULTIPLY, size=6.5)
@@ -115,7 +115,7 @@ def main() -> None:
         3, 1, figsize=(11.5, 12), gridspec_kw={"height_ratios": [5.1, 7.9, 7.9], "hspace": 0.12}
     )
     small_m(first)
-    two_consumers(
+    cluster_of_two(
         second,
         "sm90_mx_medium_m: cluster of two CTAs, steps of 128 columns, stages: 8 (FP4) or 6 (FP8)",
         8,
@@ -124,7 +124,7 @@ def main() -> None:
         "each product times its\nscales, added in fp32",
         "rows of a in the order of the copies, their scales as fp32 factors; list of tiles",
     )
-    two_consumers(
+    cluster_of_two(
         third,
         "sm90_mx_large_m: cluster of two CTAs, steps of 64 columns, stages: 5",
         5,

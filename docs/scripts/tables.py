@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 from dgmoe_ops import config
 from dgmoe_ops.backends import platforms
@@ -13,6 +15,7 @@ from dgmoe_ops.layer.routing import routing_table
 
 from . import results
 
+SM90 = Path(__file__).parents[2] / "csrc" / "gemm" / "sm90"
 #: architectures on which the CUDA tests have run
 RUN_ON = ("cpu", 90)
 _SCALES = {"block_fp32": "fp32", "packed_ue8m0": "UE8M0"}
@@ -91,6 +94,34 @@ def variable_table() -> str:
     return "\n".join(lines)
 
 
+def _header_rows(path: Path) -> dict[str, str]:
+    """The table at the head of a kernel's source: lines `// key   value`, continued under it."""
+    rows: dict[str, str] = {}
+    last = ""
+    for line in path.read_text().splitlines():
+        if not line.startswith("//"):
+            break
+        if found := re.match(r"^// ([A-Za-z][A-Za-z ]*?[A-Za-z])  +(\S.*)$", line):
+            last = found[1]
+            rows[last] = found[2]
+        elif last and (more := re.match(r"^// {10,}(\S.*)$", line)):
+            rows[last] += " " + more[1]
+        else:
+            last = ""
+    return rows
+
+
+def sm90_table() -> str:
+    """Lay out the tables at the heads of the SM90 MX kernels side by side."""
+    kernels = [f"mx_{size}_m" for size in ("small", "medium", "large")]
+    found = [_header_rows(SM90 / f"{kernel}.cuh") for kernel in kernels]
+    heads = [f"`sm90_{kernel}`" for kernel in kernels]
+    lines = [f"| | {' | '.join(heads)} |", "|" + "---|" * (len(heads) + 1)]
+    for key in found[0]:
+        lines.append(f"| {key} | {' | '.join(rows[key] for rows in found)} |")
+    return "\n".join(lines)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "activations": activation_table,
     "approximate": results.approximate_table,
@@ -105,6 +136,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "ratios": results.ratio_table,
     "recipes": results.recipes_table,
     "routings": routing_table,
+    "sm90": sm90_table,
     "sanitizers": results.sanitizers_table,
     "speed": results.speed_table,
     "suite": results.suite_table,
