@@ -9,6 +9,19 @@ from dgmoe_ops.layer.routing import ROUTINGS, Routing, Scoring
 from dgmoe_ops.ops import hash_gate, topk_gate
 
 
+def test_factors_of_released_models() -> None:
+    """From the configs of their checkpoints."""
+    factors = {routing.models: routing.routed_scaling_factor for routing in ROUTINGS}
+    assert {models: factor for models, factor in factors.items() if factor != 1.0} == {
+        "DeepSeek-V2": 16.0,
+        "DeepSeek-V3, V3.2 and R1": 2.5,
+        "Kimi-K2": 2.827,
+        "GLM-4.5": 2.5,
+        "DeepSeek-V4-Flash": 1.5,
+        "DeepSeek-V4-Flash, its first layers": 1.5,
+    }
+
+
 @pytest.mark.parametrize("routing", ROUTINGS, ids=lambda routing: routing.models)
 def test_calls_run(device, routing: Routing) -> None:
     torch.manual_seed(0)
@@ -37,3 +50,6 @@ def test_calls_run(device, routing: Routing) -> None:
     assert torch.allclose(sums, torch.ones(5)) == routing.renormalize
     assert (used.get("num_groups", 1) > 1) == ("group" in routing.groups)
     assert ((ids >= 0) & (ids < 64)).all()
+    assert factor == routing.routed_scaling_factor
+    assert used.get("scale_on_output", False) == (factor != 1.0)
+    assert ids.shape[1] == routing.top_k
