@@ -133,6 +133,17 @@ def test_only_tensor_and_cuda_touch_raw_shims() -> None:
             assert not shim.search(path.read_text()), f"{path} calls a raw shim"
 
 
+def test_device_primitives_are_written_once() -> None:
+    """The PTX of synchronisation and data movement, and sums over lanes, have one home each."""
+    moves = re.compile(r"mbarrier|cp\.async|barrier\.c|fence|setmaxnreg|mapa|matrix|wgmma|shared")
+    for path in source_files(CSRC, ".cuh", ".cu"):
+        text = path.read_text()
+        for statement in re.findall(r"\basm(?: volatile)?\((.*?)\);", text, re.DOTALL):
+            allowed = path.name == "sm90.cuh" or (path.name == "wgmma.cuh" and "fence" not in text)
+            assert allowed or not moves.search(statement), f"{path}: {statement}"
+        assert "__shfl_up_sync" not in text or path.name == "scan.cuh", path
+
+
 def part_of(module: str) -> str:
     """The part of the package that a dotted module name below dgmoe_ops belongs to."""
     return module.split(".")[0] if module else "__init__"
