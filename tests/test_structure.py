@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "config": {"formats"},
     "formats": {"config"},
     "ops": {"config", "formats"},
-    "weights": {"formats", "ops", "_progress"},
+    "weights": {"formats", "ops", "_progress", "_sanity"},
     "backends": {"config", "formats", "_sanity"},
     "layer": {"config", "formats", "ops", "weights", "backends", "_sanity"},
     "checkpoints": {"formats", "weights", "backends", "_progress"},

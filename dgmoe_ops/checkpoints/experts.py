@@ -8,7 +8,7 @@ import torch
 
 from ..formats.layouts import ceil_div
 from ..formats.weights import WeightFormat
-from ..weights.convert import Halves, halves_of
+from ..weights.convert import Halves, halves_of, row_of_half
 from .names import fail
 from .shapes import Matrix, check_bias, check_scale, check_weight
 from .source import Files
@@ -134,9 +134,25 @@ class Experts:
         wide = (half.float() if half.dtype == torch.bfloat16 else half for half in halves)
         return tuple(half.to(self.device) for half in wide)
 
-    def scale_name(self, expert: int) -> str:
-        names = self._names(self._layout.scale or "", expert + self._cut.start)
-        return f"dgmoe_ops.load_moe_layer: {' or '.join(names)}"
+    def scale_place(self, expert: int, half: int, at: tuple[int, ...]) -> tuple[str, tuple]:
+        """The tensor of an element of the scales, and the index in it, as the file has it."""
+        expert += self._cut.start
+        names = self._names(self._layout.scale or "", expert)
+        name = f"dgmoe_ops.load_moe_layer: {names[half if len(names) == 2 else 0]}"
+        lead = (expert,) if self._layout.fused else ()
+        if self.form is WeightFormat.FP8_TENSOR:
+            return name, lead
+        row, column = at
+        row_unit, column_unit = self._matrix.scale_units
+        if self._is_w2:
+            return name, (*lead, row, column + self._cut.steps(column_unit)[0])
+        if self._layout.gate_up_interleave:
+            place = row_of_half(half, row, 0, self._layout.gate_up_interleave)
+            return name, (*lead, 2 * self._cut.low + place, column)
+        row += self._cut.steps(row_unit)[0]
+        if len(names) == 1:
+            row += half * ceil_div(self._cut.inter, row_unit)
+        return name, (*lead, row, column)
 
     def bias(self) -> torch.Tensor | None:
         """The biases of all experts that are read; those of w13 stand as its rows do."""

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from .._sanity import first_where
 from ..formats.layouts import WEIGHT_BLOCK, ScaleLayout, ceil_div, scale_sizes_and_strides
 from ..formats.recipes import BF16, FP8_BLOCK, MXFP4, MXFP8, Recipe
 from ..formats.weights import E8M0, WeightFormat
@@ -44,6 +45,14 @@ def halves_of(rows: torch.Tensor, halves: int, gate_up_interleave: int = 0) -> H
     return turns[:, 0].flatten(0, 1), turns[:, 1].flatten(0, 1)
 
 
+def row_of_half(half: int, row: int, size: int, gate_up_interleave: int) -> int:
+    """Where row `row` of a half of `size` rows stands in `halves_of`'s argument."""
+    if not gate_up_interleave:
+        return half * size + row
+    turn, rest = divmod(row, gate_up_interleave)
+    return (2 * turn + half) * gate_up_interleave + rest
+
+
 class Source(Protocol):
     """Expert weights of one form that are read an expert at a time."""
 
@@ -62,8 +71,9 @@ class Source(Protocol):
     def scale(self, expert: int) -> Halves | None:
         """Of each half a scale a block, a tensor (no dimensions) or a row and 32 columns."""
 
-    def scale_name(self, expert: int) -> str:
-        """The scales in errors: who complains, and the name."""
+    def scale_place(self, expert: int, half: int, at: tuple[int, ...]) -> tuple[str, tuple]:
+        """Where element `at` of the scales of a half stands: who complains and the name of the
+        tensor, and the index there."""
 
 
 class Stacked:
@@ -100,8 +110,15 @@ class Stacked:
         gate_up_interleave = 0 if self.form is WeightFormat.FP8_BLOCK else self._gate_up_interleave
         return halves_of(scale[expert], self._halves, gate_up_interleave)
 
-    def scale_name(self, expert: int) -> str:
-        return f"dgmoe_ops.prepare_weights: {self._arg}_scale"
+    def scale_place(self, expert: int, half: int, at: tuple[int, ...]) -> tuple[str, tuple]:
+        name = f"dgmoe_ops.prepare_weights: {self._arg}_scale"
+        dim = self._scale.dim()
+        if self.form is WeightFormat.FP8_TENSOR:
+            pair = dim == 2 and self._scale.shape[1] == 2
+            return name, (expert, half if pair else 0)[:dim]
+        interleave = 0 if self.form is WeightFormat.FP8_BLOCK else self._gate_up_interleave
+        size = self._scale.shape[1] // self._halves
+        return name, (expert, row_of_half(half, at[0], size, interleave), *at[1:])
 
 
 @dataclass(frozen=True)
@@ -147,47 +164,64 @@ def write_padded(out: torch.Tensor, matrix: torch.Tensor, fill: int = 0) -> None
     out[:rows, columns:].fill_(fill)
 
 
-def exponent_bytes(name: str, scale: torch.Tensor, expert: int) -> torch.Tensor:
-    """UE8M0 bytes of one expert's scales, exact: float32 must be powers of two, +0 is byte 0."""
+def check_scale(source: Source, expert: int, half: int, scale: torch.Tensor) -> None:
+    """Refuse what cannot be the scale of a weight, by the tensor's name and the first index.
+
+    Bytes must not be 255, which is NaN; byte 0 is 2^-127. Floats must be positive and finite, and
+    powers of two from 2^-127 on where the form has UE8M0 scales.
+    """
+    if scale.device.type == "meta":
+        return
+    if scale.element_size() == 1:
+        byte = scale.view(torch.uint8)
+        wrong, must = byte == 255, "hold no exponent byte 255 (NaN)"
+    elif source.form in (WeightFormat.MXFP4, WeightFormat.MXFP8):
+        bits = scale.contiguous().view(torch.int32)
+        power = (bits & 0x7FFFFF == 0) & (bits > 0) & (bits != 0x7F800000)
+        wrong = ~(power | (bits == 0x00400000))
+        must = "hold powers of two from 2^-127 to 2^127 (UE8M0)"
+    else:
+        wrong, must = ~((scale > 0) & scale.isfinite()), "hold positive and finite scales"
+    if not wrong.any():
+        return
+    at = first_where(wrong)
+    got = int(byte[at]) if scale.element_size() == 1 else float(scale[at])
+    name, index = source.scale_place(expert, half, at)
+    place = f" at {list(index)}" if index else ""
+    raise ValueError(f"{name} must {must}, got {got}{place}")
+
+
+def exponent_bytes(scale: torch.Tensor) -> torch.Tensor:
+    """UE8M0 bytes of scales that `check_scale` has passed."""
     if scale.dtype != torch.float32:
         return scale.contiguous().view(torch.uint8)
     bits = scale.contiguous().view(torch.int32)
-    byte = torch.where(bits == 0x00400000, 0, bits >> 23)
-    byte = torch.where(scale.isnan(), 255, byte)
-    legal = (bits & 0x7FFFFF == 0) & (bits >= 0) & ~scale.isinf()
-    wrong = ~(legal | (bits == 0x00400000) | scale.isnan())
-    if wrong.any():
-        at = tuple(wrong.nonzero()[0].tolist())
-        raise ValueError(
-            f"{name} must hold powers of two from 2^-127 to 2^127 (UE8M0), got {float(scale[at])}"
-            f" in expert {expert} at {at}"
-        )
-    return byte.to(torch.uint8)
+    return torch.where(bits == 0x00400000, 0, bits >> 23).to(torch.uint8)
 
 
-def _to_block(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
+def _to_block(goal: Goal, form: WeightFormat, weight, scale):
     """A half to e4m3 and its block scales, as fp32 or as exponent bytes."""
     if form is WeightFormat.FLOAT:
         return quant_block_fp8(weight, goal.packed)
     if form is WeightFormat.MXFP4:
-        return dequant_mxfp4_to_fp8(weight, exponent_bytes(name, scale, expert))
+        return dequant_mxfp4_to_fp8(weight, exponent_bytes(scale))
     if form is WeightFormat.FP8_TENSOR:
         blocks = [ceil_div(size, WEIGHT_BLOCK) for size in weight.shape]
         scale = scale.expand(blocks)
     return requant_block_ue8m0(weight, scale) if goal.packed else (weight, scale)
 
 
-def _to_mx(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
+def _to_mx(goal: Goal, form: WeightFormat, weight, scale):
     """A half to MXFP8 or MXFP4 and its exponent bytes."""
     if form is not WeightFormat.FLOAT:
-        return weight, exponent_bytes(name, scale, expert)
+        return weight, exponent_bytes(scale)
     if goal.recipe is MXFP8:
         return quant_mxfp8(weight)
     even = torch.nn.functional.pad(weight, (0, 1)) if weight.shape[-1] % 2 else weight
     return quant_mxfp4(even, goal.search)
 
 
-def _to_bf16(goal: Goal, form: WeightFormat, weight, scale, name: str, expert: int):
+def _to_bf16(goal: Goal, form: WeightFormat, weight, scale):
     return weight, None
 
 
@@ -260,16 +294,23 @@ def convert(
     else:
         q, scale = shared
         blocks = source.form is WeightFormat.FP8_BLOCK and not goal.packed
-        if scale is None or (blocks and scale.dtype == torch.float32):
-            return q, None if scale is None else scale.contiguous()
+        if scale is None:
+            return q, None
+        if blocks and scale.dtype == torch.float32:
+            for e in range(source.experts):
+                for half, its_scale in enumerate(source.scale(e)):
+                    check_scale(source, e, half, its_scale)
+            return q, scale.contiguous()
     scales = _Scales(goal, source.experts, source.device) if goal.recipe.quantized else None
     step = _STEPS[goal.recipe.name]
     for e in range(source.experts):
-        name = source.scale_name(e)
         given = source.scale(e) or (None,) * goal.halves
+        for half, its_scale in enumerate(given):
+            if its_scale is not None:
+                check_scale(source, e, half, its_scale)
         made = []
         for out, half, its_scale in zip(goal.apart(q[e]), source.weight(e), given, strict=True):
-            values, one = step(goal, source.form, half, its_scale, name, e)
+            values, one = step(goal, source.form, half, its_scale)
             if shared is None:
                 write_padded(out, values)
             made.append(one)

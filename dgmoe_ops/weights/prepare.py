@@ -10,6 +10,7 @@ from typing import NoReturn
 import torch
 
 from .. import _progress
+from .._sanity import first_where
 from ..formats.layouts import MX_GROUP, ScaleLayout, round_up, scale_sizes_and_strides
 from ..formats.recipes import FP8_BLOCK, RECIPES, TARGETS, Recipe
 from ..formats.weights import WeightFormat, formats_of, name, refuse_weight, values_per_element
@@ -160,7 +161,21 @@ def _prepared(w13, w13_scale, w2, w2_scale, chosen: Recipe, target: str) -> bool
         _, strides = scale_sizes_and_strides(*scale.shape[:2], groups, ScaleLayout.PACKED_UE8M0)
         if scale.stride() != strides:
             _fail(f"{arg}_scale", f"have strides {strides}, MN-major", scale.stride())
+        _check_words(arg, scale)
     return True
+
+
+def _check_words(arg: str, scale: torch.Tensor) -> None:
+    """Refuse packed exponents of NaN, an expert at a time."""
+    if scale.device.type == "meta":
+        return
+    for expert, words in enumerate(scale):
+        wrong = torch.zeros(words.shape, dtype=torch.bool, device=words.device)
+        for shift in (0, 8, 16, 24):
+            wrong |= (words >> shift & 255) == 255
+        if wrong.any():
+            index = [expert, *first_where(wrong)]
+            _fail(f"{arg}_scale", "hold no exponent byte 255 (NaN)", f"one in the word at {index}")
 
 
 def _check_gate_up_interleave(
@@ -308,8 +323,10 @@ def prepare_weights(
         Experts are converted one at a time: beyond the result it takes the memory of one.
 
     Raises:
-        ValueError: an argument has the wrong dtype, rank, size or value, a float32 scale that must
-            be a power of two is none, or weights were prepared for another target.
+        ValueError: an argument has the wrong dtype, rank, size or value, weights were prepared for
+            another target, or a scale is none: NaN (byte 255), infinite, zero, negative, or no
+            power of two where the form has UE8M0 scales. Byte 0 is one, 2^-127. The message names
+            the tensor and the first index.
     """
     if isinstance(w13, MoEWeights):
         if (w13.recipe, w13.target) != (recipe, target):

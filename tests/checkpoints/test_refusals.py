@@ -122,7 +122,7 @@ def spoiled(tmp_path, layout: str, form: str, changes: dict, sizes=(2, 256, 128)
         ),
         (
             "deepseek_v4", "mxfp4", {"1.w3.scale": torch.full((128, 8), 3.0)},
-            ("experts.1.w1.scale or", "experts.1.w3.scale must hold powers of two", "got 3.0"),
+            ("experts.1.w3.scale must hold powers of two", "got 3.0 at [0, 0]"),
         ),
         # missing and extra tensors
         (
@@ -149,6 +149,55 @@ def spoiled(tmp_path, layout: str, form: str, changes: dict, sizes=(2, 256, 128)
 def test_tensors(tmp_path, layout, form, changes, says) -> None:
     message = refused(spoiled(tmp_path, layout, form, changes), *says)
     assert re.match(r"dgmoe_ops\.load_moe_layer: .+ must .+, got ", message), message
+
+
+SCALED = [
+    ("deepseek_v3", "fp8_block"),
+    ("fused_scale_inv", "fp8_block"),
+    ("weight_scale", "fp8_tensor"),
+    ("fused_scale_inv", "fp8_tensor"),
+    ("weight_scale_w123", "mxfp8"),
+    ("deepseek_v4", "mxfp4"),
+    ("fused_scale_inv", "mxfp4"),
+    ("gpt_oss", "mxfp4"),
+]
+
+
+@pytest.mark.parametrize(("layout", "form"), SCALED)
+def test_what_is_no_scale_is_named_where_the_file_has_it(tmp_path, layout, form) -> None:
+    bias = (torch.zeros(2, 256), torch.zeros(2, 256)) if layout == "gpt_oss" else None
+    tensors = named(layout, *layer(form, 2, 256, 128), bias)
+    scales = [name for name in tensors if "scale" in name]
+    assert len(scales) in (2, 6)
+    for i, name in enumerate(scales):
+        spoilt = tensors[name].clone()
+        at = tuple(size - 1 for size in spoilt.shape)
+        value = 255 if spoilt.element_size() == 1 else -1.0
+        (spoilt.view(torch.uint8) if value == 255 else spoilt)[at] = value
+        path = write(tmp_path / str(i), {**tensors, name: spoilt})
+        message = refused(path, f"dgmoe_ops.load_moe_layer: {name} must hold ", f"got {value}")
+        if form != "fp8_tensor":
+            assert message.endswith(f" at {list(at)}"), message
+
+
+@pytest.mark.parametrize(("layout", "name", "at"), [
+    ("deepseek_v4", "1.w1.scale", (100, 3)),
+    ("deepseek_v4", "1.w2.scale", (7, 3)),
+    ("fused_scale_inv", "gate_up_proj_scale_inv", (1, 228, 3)),
+    ("fused_scale_inv", "down_proj_scale_inv", (1, 7, 3)),
+    ("gpt_oss", "gate_up_proj_scales", (1, 201, 3)),
+    ("gpt_oss", "down_proj_scales", (1, 7, 3)),
+])  # fmt: skip
+def test_a_part_names_the_place_in_the_whole(tmp_path, layout, name, at) -> None:
+    def spoil(scale):
+        scale[at] = 255
+        return scale
+
+    path = spoiled(tmp_path, layout, "mxfp4", {name: spoil})
+    part = {"experts": (1, 2), "tp_rank": 1, "tp_size": 2}
+    refused(path, f"{name} must hold no exponent byte 255", f"got 255 at {list(at)}", **part)
+    load_moe_layer(path, PREFIX, experts=(0, 1))
+    load_moe_layer(path, PREFIX, experts=(1, 2), tp_rank=0, tp_size=2)
 
 
 def test_unknown_layouts_list_what_is_there_and_what_is_known(tmp_path) -> None:

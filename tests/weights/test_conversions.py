@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import pytest
 import torch
@@ -121,15 +122,12 @@ def test_mx_checkpoints_come_back_to_the_bit(shape, target, recipe, make) -> Non
 @pytest.mark.parametrize(("recipe", "make"), [("mxfp4", mxfp4), ("mxfp8", mxfp8)])
 def test_every_kind_of_scale_and_every_byte(recipe, make) -> None:
     w13, byte13, w2, byte2 = make(2, 256, 128)
-    byte13 = (torch.arange(byte13.numel()) % 256).to(torch.uint8).view_as(byte13)
+    byte13 = (torch.arange(byte13.numel()) % 255).to(torch.uint8).view_as(byte13)
     whole = prepare_weights(w13, byte13, w2, byte2, recipe, "sm100")
     assert same_bits(export_weights(whole)[1], byte13)
     for kind in (lambda b: b.view(E8M0), as_float):
         other = prepare_weights(w13, kind(byte13), w2, kind(byte2), recipe, "sm100")
         assert same_weights(other, whole)
-    zero = as_float(byte13).where(byte13 != 0, 0.0)  # as some decode byte 0
-    other = prepare_weights(w13, zero, w2, as_float(byte2), recipe, "sm100")
-    assert same_weights(other, whole)
 
 
 def test_packed_words_hold_the_bytes_in_order() -> None:
@@ -349,7 +347,7 @@ def test_beyond_the_result_it_takes_one_expert(make, recipe, target) -> None:
             "mxfp4",
             "cpu",
             {1: 3.0},
-            r"w13_scale must hold powers of two.*3.0 in expert 1",
+            r"w13_scale must hold powers of two.*3.0 at \[1, 2, 3\]",
         ),
         (mxfp4, "mxfp4", "cpu", {1: -1.0}, "w13_scale must hold powers of two.*got -1.0"),
         (mxfp4, "mxfp4", "cpu", {1: 2.0**-128}, "w13_scale must hold powers of two.*got 2.9"),
@@ -364,6 +362,74 @@ def test_bad_input(make, recipe, target, spoil, says) -> None:
         arguments[i][1, 2, 3] = value
     with pytest.raises(ValueError, match=says):
         prepare_weights(*arguments, recipe, target)
+
+
+BAD_FLOATS = (float("nan"), float("inf"), -1.0, 0.0, -0.0)
+
+
+def per_tensor(experts: int, hidden: int, inter: int, shape: tuple[int, ...]):
+    w13, _, w2, _ = fp8_block(experts, hidden, inter)
+    return w13, torch.full(shape, 0.3), w2, torch.full((experts,), 0.3)
+
+
+@pytest.mark.parametrize("value", [*BAD_FLOATS, 255])
+@pytest.mark.parametrize(
+    ("make", "recipe"),
+    [
+        (mxfp4, "mxfp4"),
+        (mxfp8, "mxfp8"),
+        (mxfp4, "fp8_block"),
+        (fp8_block, "fp8_block"),
+    ],
+)
+@pytest.mark.parametrize("target", ["cpu", "sm100"])
+def test_what_is_no_scale_is_named(make, recipe, target, value) -> None:
+    """Each kind of scale of each weight, whether it is converted or shared; byte 0 is 2^-127."""
+    for arg, i, at in (("w13", 1, (1, 1, 1)), ("w2", 3, (1, 0, 0))):
+        given = list(make(2, 256, 128))
+        given[1][0, 0, 0] = given[3][0, 0, 0] = 0 if make is not fp8_block else 1
+        if value == 255:
+            kinds = [given[i], given[i].view(E8M0)]
+            given[i][at] = value
+        else:
+            kinds = [as_float(given[i])]
+            kinds[0][at] = value
+        for kind in kinds:
+            given[i] = kind
+            with pytest.raises(ValueError) as caught:
+                prepare_weights(*given, recipe, target)
+            says = str(caught.value)
+            assert says.startswith(f"dgmoe_ops.prepare_weights: {arg}_scale must hold "), says
+            assert says.endswith(f", got {value} at {list(at)}"), says
+
+
+@pytest.mark.parametrize("value", BAD_FLOATS)
+@pytest.mark.parametrize("shape", [(), (2,), (2, 1), (2, 2)])
+@pytest.mark.parametrize("target", ["cpu", "sm100"])
+def test_what_is_no_scale_of_a_tensor_is_named(target, shape, value) -> None:
+    given = per_tensor(2, 256, 128, shape)
+    at = tuple(size - 1 for size in shape)
+    given[1][at] = value
+    place = f" at {list(at)}" if at else ""
+    match = rf"w13_scale must hold positive and finite scales, got {value}{re.escape(place)}$"
+    with pytest.raises(ValueError, match=match):
+        prepare_weights(*given, "fp8_block", target)
+
+
+@pytest.mark.parametrize("interleave", [1, 8])
+def test_rows_in_turns_are_named_as_they_stand(interleave: int) -> None:
+    for row in (0, 5, 63, 200):
+        w13, s13, w2, s2 = mxfp8(2, 256, 128)
+        s13[1, row, 2] = 255
+        with pytest.raises(ValueError, match=rf"w13_scale .*, got 255 at \[1, {row}, 2\]$"):
+            prepare_weights(w13, s13, w2, s2, "mxfp8", "sm100", gate_up_interleave=interleave)
+
+
+def test_prepared_words_hold_no_nan() -> None:
+    made = prepare_weights(*mxfp8(2, 256, 128), "mxfp8", "sm100")
+    made.w2_scale[1, 3, 0] = 0x7F7FFF7F
+    with pytest.raises(ValueError, match=r"w2_scale must hold no .*255.*the word at \[1, 3, 0\]"):
+        prepare_weights(*made.tensors, "mxfp8", "sm100")
 
 
 def test_wrong_grids_and_devices_name_both_sides() -> None:
