@@ -80,11 +80,12 @@ def place_of(arg: str, arguments: dict) -> tuple[int, ...]:
     return tuple(size - 1 for size in value.shape)
 
 
-def passes(name: str, arguments: dict) -> bool:
+def is_clean(name: str, arguments: dict) -> bool:
+    """Whether the sanity mode finds nothing: samples also hold what ops tolerate outside it."""
     try:
         op(name)(**arguments)
-    except ValueError:  # samples hold what ops tolerate outside the sanity mode
-        return False
+    except (ValueError, RuntimeError) as error:  # a library on CUDA may refuse the sizes
+        return re.search(r" must (hold|be rows of the table)", str(error)) is None
     return True
 
 
@@ -93,7 +94,7 @@ def test_a_wrong_value_is_named(device, sane, name: str, arg: str) -> None:
     planted = set()
     for arguments in named_arguments(name, device):
         value = arguments.get(arg)
-        if value is None or value.numel() == 0 or not passes(name, arguments):
+        if value is None or value.numel() == 0 or not is_clean(name, arguments):
             continue
         if arg == "token_ids" and arguments["num_tokens"] is not None:
             continue  # rows of padding are not looked at
