@@ -152,6 +152,8 @@ template <typename T>
 struct IsReturnable : std::is_same<T, Tensor> {};
 template <>
 struct IsReturnable<void> : std::true_type {};
+template <>
+struct IsReturnable<std::vector<int64_t>> : std::true_type {};
 template <typename... Ts>
 struct IsReturnable<std::tuple<Ts...>> : std::conjunction<std::is_same<Ts, Tensor>...> {};
 
@@ -162,7 +164,8 @@ struct CheckedKernel<Return(Args...)> {
   static_assert(std::conjunction_v<IsBoxable<std::remove_cv_t<std::remove_reference_t<Args>>>...>,
                 "a kernel takes Tensor, int64_t, double, bool, optionals of them, and vectors of "
                 "int64_t or Tensor");
-  static_assert(IsReturnable<Return>::value, "a kernel returns Tensor, a tuple of Tensor, or void");
+  static_assert(IsReturnable<Return>::value,
+                "a kernel returns Tensor, a tuple of Tensor, a vector of int64_t, or void");
   static constexpr bool value = true;
 };
 

@@ -9,8 +9,8 @@ Tensor run(const Tensor& a, const Tensor& b, const std::optional<Tensor>& out) {
   const CudaScope scope(a);
   GroupedGemmCall call = plan_gemm_nt_bf16bf16f32(a, b, out);
   const GroupedGemmPlan& p = call.plan;
-  deep_gemm(scope, {DeepGemmOp::kBf16F32, "gemm_nt_bf16bf16f32", &a, nullptr, &b, nullptr, nullptr,
-                    1, p.m, p.n, p.k, 0, 0, 0, 0, 0, &call.d, nullptr});
+  deep_gemm(scope, {DeepGemmOp::kBf16F32, "gemm_nt_bf16bf16f32", p, &a, nullptr, &b, nullptr,
+                    nullptr, &call.d});
   return call.d;
 }
 

@@ -6,18 +6,16 @@ namespace dgmoe {
 namespace {
 
 Tensor gemm_nt_f8f8bf16_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                            const Tensor& b_scale,
-                            const std::optional<std::vector<int64_t>>& recipe_a,
-                            const std::optional<std::vector<int64_t>>& recipe_b) {
+                            const Tensor& b_scale, const GivenGranularity& recipe_a,
+                            const GivenGranularity& recipe_b) {
   GroupedGemmCall call = plan_gemm_nt_f8f8bf16(a, a_scale, b, b_scale, recipe_a, recipe_b);
   grouped_gemm_cpu("gemm_nt_f8f8bf16", call.plan, a);
   return call.d;
 }
 
 void gemm_nt_f8f8bf16_out_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                              const Tensor& b_scale,
-                              const std::optional<std::vector<int64_t>>& recipe_a,
-                              const std::optional<std::vector<int64_t>>& recipe_b, Tensor& out) {
+                              const Tensor& b_scale, const GivenGranularity& recipe_a,
+                              const GivenGranularity& recipe_b, Tensor& out) {
   grouped_gemm_cpu("gemm_nt_f8f8bf16",
                    plan_gemm_nt_f8f8bf16(a, a_scale, b, b_scale, recipe_a, recipe_b, out).plan, a);
 }

@@ -5,28 +5,26 @@
 namespace dgmoe {
 namespace {
 
-using Recipe = std::optional<std::vector<int64_t>>;
-
 Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor& b_scale,
-           const Recipe& recipe_a, const Recipe& recipe_b, const std::optional<Tensor>& out) {
+           const GivenGranularity& recipe_a, const GivenGranularity& recipe_b,
+           const std::optional<Tensor>& out) {
   const CudaScope scope(a);
   GroupedGemmCall call = plan_gemm_nt_f8f8bf16(a, a_scale, b, b_scale, recipe_a, recipe_b, out);
   const GroupedGemmPlan& p = call.plan;
-  deep_gemm(scope, {DeepGemmOp::kF8, "gemm_nt_f8f8bf16", &a, &a_scale, &b, &b_scale, nullptr, 1,
-                    p.m, p.n, p.k, 0, columns_of(recipe_a), rows_of(recipe_b), columns_of(recipe_b),
-                    0, &call.d, nullptr});
+  deep_gemm(scope, {DeepGemmOp::kF8, "gemm_nt_f8f8bf16", passed_on(p, recipe_a.has_value()), &a,
+                    &a_scale, &b, &b_scale, nullptr, &call.d});
   return call.d;
 }
 
 Tensor gemm_nt_f8f8bf16_cuda(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                             const Tensor& b_scale, const Recipe& recipe_a,
-                             const Recipe& recipe_b) {
+                             const Tensor& b_scale, const GivenGranularity& recipe_a,
+                             const GivenGranularity& recipe_b) {
   return run(a, a_scale, b, b_scale, recipe_a, recipe_b, std::nullopt);
 }
 
 void gemm_nt_f8f8bf16_out_cuda(const Tensor& a, const Tensor& a_scale, const Tensor& b,
-                               const Tensor& b_scale, const Recipe& recipe_a,
-                               const Recipe& recipe_b, Tensor& out) {
+                               const Tensor& b_scale, const GivenGranularity& recipe_a,
+                               const GivenGranularity& recipe_b, Tensor& out) {
   run(a, a_scale, b, b_scale, recipe_a, recipe_b, out);
 }
 

@@ -25,8 +25,8 @@ constexpr char kGemmNtF8f8bf16OutSchema[] =
 
 inline GroupedGemmCall plan_gemm_nt_f8f8bf16(const Tensor& a, const Tensor& a_scale,
                                              const Tensor& b, const Tensor& b_scale,
-                                             const std::optional<std::vector<int64_t>>& recipe_a,
-                                             const std::optional<std::vector<int64_t>>& recipe_b,
+                                             const GivenGranularity& recipe_a,
+                                             const GivenGranularity& recipe_b,
                                              const std::optional<Tensor>& out = {}) {
   const Check check("gemm_nt_f8f8bf16");
   GroupedGemmPlan plan = plan_operands(check, a, b, ScalarType::Float8_e4m3fn, GemmLayout::kDense);

@@ -10,8 +10,8 @@ Tensor run(const Tensor& a, const Tensor& a_scale, const Tensor& b, const Tensor
   const CudaScope scope(a);
   GroupedGemmCall call = plan_gemm_nt_mxfp8_f8f8bf16(a, a_scale, b, b_scale, out);
   const GroupedGemmPlan& p = call.plan;
-  deep_gemm(scope, {DeepGemmOp::kMxf8, "gemm_nt_mxfp8_f8f8bf16", &a, &a_scale, &b, &b_scale,
-                    nullptr, 1, p.m, p.n, p.k, 0, 32, 1, 32, 0, &call.d, nullptr});
+  deep_gemm(scope, {DeepGemmOp::kMxf8, "gemm_nt_mxfp8_f8f8bf16", p, &a, &a_scale, &b, &b_scale,
+                    nullptr, &call.d});
   return call.d;
 }
 

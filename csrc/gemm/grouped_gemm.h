@@ -6,46 +6,32 @@
 #include <array>
 
 #include "../common/output.h"
+#include "heuristics.h"
 
 namespace dgmoe {
 
-enum class GemmLayout : int32_t {
-  kDense = 0,   // a (m, k), b (n, k): expert 0 owns every row
-  kContig = 1,  // a (m, k), b (E, n, k): segments of rows, m_indices names their experts
-  kMasked = 2,  // a (E, m, k), b (E, n, k): slabs, masked_m counts their valid rows
-};
+// What the caller names of a scale's granularity: {rows, columns}.
+using GivenGranularity = std::optional<std::vector<int64_t>>;
 
-struct GroupedGemmPlan {
+struct GroupedGemmPlan : GroupedGemmSpec {
   const void* a;         // e4m3 bytes or bf16, contiguous
   ScaleStrides a_scale;  // with a_scale_data null for bf16
   const void* a_scale_data;
-  int64_t a_gran_k;
   const void* b;  // as a, or two e2m1 codes a byte where b_fp4: rows of k / 2 bytes
-  bool b_fp4;
   ScaleStrides b_scale;
   const void* b_scale_data;
-  int64_t b_gran_mn, b_gran_k;
   const int32_t* row_info;  // masked_m [E] or m_indices [m]; null for a dense GEMM
   void* d;                  // bf16, or fp32 where d_fp32
-  int64_t experts, m, n, k;
-  int64_t expected_m;  // the masked ops' hint, otherwise m
-  GemmLayout layout;
   bool d_fp32;
-
-  DGMOE_HD bool masked() const { return layout == GemmLayout::kMasked; }
 };
 
 struct GroupedGemmCall {
   Tensor d;  // the caller's buffer where one was given
   GroupedGemmPlan plan;
+  std::optional<Tensor> workspace;  // likewise, checked but for its size
 };
 
-struct Granularity {
-  int64_t mn, k;
-};
-
-inline Granularity granularity(const Check& check, const char* arg,
-                               const std::optional<std::vector<int64_t>>& recipe,
+inline Granularity granularity(const Check& check, const char* arg, const GivenGranularity& recipe,
                                Granularity fallback) {
   if (!recipe.has_value()) return fallback;
   const auto& r = *recipe;
@@ -101,7 +87,6 @@ inline GroupedGemmPlan plan_operands(const Check& check, const Tensor& a, const 
   plan.m = a.size(a.dim() - 2);
   plan.n = b.size(b.dim() - 2);
   plan.k = a.size(a.dim() - 1);
-  plan.expected_m = plan.m;
   plan.layout = layout;
   return plan;
 }
@@ -136,8 +121,7 @@ inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor&
 // The same where the caller may name the recipes.
 inline void plan_scales(const Check& check, GroupedGemmPlan& plan, const Tensor& a,
                         const Tensor& a_scale, const Tensor& b_scale,
-                        const std::optional<std::vector<int64_t>>& recipe_a,
-                        const std::optional<std::vector<int64_t>>& recipe_b) {
+                        const GivenGranularity& recipe_a, const GivenGranularity& recipe_b) {
   check.that(recipe_a.has_value() == recipe_b.has_value(), "recipe_a",
              "be given together with recipe_b",
              recipe_a.has_value() ? "recipe_a alone" : "recipe_b alone");
@@ -180,7 +164,26 @@ inline GroupedGemmCall plan_output(const Check& check, GroupedGemmPlan plan, Sca
   Tensor d = given_or_empty(check, "out", out, sizes, dtype, inputs);
   plan.d = mutable_data_of(d);
   plan.d_fp32 = dtype == ScalarType::Float;
-  return {d, plan};
+  return {d, plan, {}};
+}
+
+// A workspace that the caller gave; its contents are undefined afterwards. `others` are all other
+// tensors of the call, a first. How large it must be depends on the device.
+inline std::optional<Tensor> given_workspace(const Check& check,
+                                             const std::optional<Tensor>& workspace,
+                                             const std::vector<NamedTensor>& others) {
+  if (!workspace.has_value()) return workspace;
+  check.dtype("workspace", *workspace, {ScalarType::Byte, ScalarType::Char});
+  check.dim("workspace", *workspace, 1, "(bytes,)");
+  check.contiguous("workspace", *workspace);
+  check.same_device("workspace", *workspace, others.front().arg, others.front().tensor);
+  check.that(reinterpret_cast<uintptr_t>(data_of(*workspace)) % 16 == 0, "workspace",
+             "start on 16 bytes", "another address");
+  for (const NamedTensor& other : others) {
+    check.that(!may_overlap(*workspace, other.tensor), "workspace",
+               std::string("share no memory with ") + other.arg, "a tensor that does");
+  }
+  return workspace;
 }
 
 }  // namespace dgmoe

@@ -10,9 +10,8 @@ Tensor run(const Tensor& a, const Tensor& b, const Tensor& m_indices,
   const CudaScope scope(a);
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_contig(a, b, m_indices, out);
   const GroupedGemmPlan& p = call.plan;
-  deep_gemm(scope,
-            {DeepGemmOp::kGroupedBf16Contig, "grouped_gemm_nt_bf16_contig", &a, nullptr, &b,
-             nullptr, &m_indices, p.experts, p.m, p.n, p.k, 0, 0, 0, 0, 0, &call.d, nullptr});
+  deep_gemm(scope, {DeepGemmOp::kGroupedBf16Contig, "grouped_gemm_nt_bf16_contig", p, &a, nullptr,
+                    &b, nullptr, &m_indices, &call.d});
   return call.d;
 }
 

@@ -10,9 +10,8 @@ Tensor run(const Tensor& a, const Tensor& b, const Tensor& masked_m, int64_t exp
   const CudaScope scope(a);
   GroupedGemmCall call = plan_grouped_gemm_nt_bf16_masked(a, b, masked_m, expected_m, out);
   const GroupedGemmPlan& p = call.plan;
-  deep_gemm(scope, {DeepGemmOp::kGroupedBf16Masked, "grouped_gemm_nt_bf16_masked", &a, nullptr, &b,
-                    nullptr, &masked_m, p.experts, p.m, p.n, p.k, expected_m, 0, 0, 0, 0, &call.d,
-                    nullptr});
+  deep_gemm(scope, {DeepGemmOp::kGroupedBf16Masked, "grouped_gemm_nt_bf16_masked", p, &a, nullptr,
+                    &b, nullptr, &masked_m, &call.d});
   return call.d;
 }
 

@@ -7,8 +7,8 @@ namespace {
 
 Tensor grouped_gemm_nt_f8f8bf16_contig_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
                                            const Tensor& b_scale, const Tensor& m_indices,
-                                           const std::optional<std::vector<int64_t>>& recipe_a,
-                                           const std::optional<std::vector<int64_t>>& recipe_b) {
+                                           const GivenGranularity& recipe_a,
+                                           const GivenGranularity& recipe_b) {
   GroupedGemmCall call =
       plan_grouped_gemm_nt_f8f8bf16_contig(a, a_scale, b, b_scale, m_indices, recipe_a, recipe_b);
   grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_contig", call.plan, a);
@@ -18,12 +18,12 @@ Tensor grouped_gemm_nt_f8f8bf16_contig_cpu(const Tensor& a, const Tensor& a_scal
 void grouped_gemm_nt_f8f8bf16_contig_out_cpu(const Tensor& a, const Tensor& a_scale,
                                              const Tensor& b, const Tensor& b_scale,
                                              const Tensor& m_indices,
-                                             const std::optional<std::vector<int64_t>>& recipe_a,
-                                             const std::optional<std::vector<int64_t>>& recipe_b,
-                                             Tensor& out) {
+                                             const GivenGranularity& recipe_a,
+                                             const GivenGranularity& recipe_b, Tensor& out,
+                                             const std::optional<Tensor>& workspace) {
   grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_contig",
                    plan_grouped_gemm_nt_f8f8bf16_contig(a, a_scale, b, b_scale, m_indices, recipe_a,
-                                                        recipe_b, out)
+                                                        recipe_b, out, workspace)
                        .plan,
                    a);
 }

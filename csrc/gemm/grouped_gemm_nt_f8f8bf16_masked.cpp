@@ -7,9 +7,8 @@ namespace {
 
 Tensor grouped_gemm_nt_f8f8bf16_masked_cpu(const Tensor& a, const Tensor& a_scale, const Tensor& b,
                                            const Tensor& b_scale, const Tensor& masked_m,
-                                           int64_t expected_m,
-                                           const std::optional<std::vector<int64_t>>& recipe_a,
-                                           const std::optional<std::vector<int64_t>>& recipe_b) {
+                                           int64_t expected_m, const GivenGranularity& recipe_a,
+                                           const GivenGranularity& recipe_b) {
   GroupedGemmCall call = plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
                                                               expected_m, recipe_a, recipe_b);
   grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_masked", call.plan, a);
@@ -19,14 +18,15 @@ Tensor grouped_gemm_nt_f8f8bf16_masked_cpu(const Tensor& a, const Tensor& a_scal
 void grouped_gemm_nt_f8f8bf16_masked_out_cpu(const Tensor& a, const Tensor& a_scale,
                                              const Tensor& b, const Tensor& b_scale,
                                              const Tensor& masked_m, int64_t expected_m,
-                                             const std::optional<std::vector<int64_t>>& recipe_a,
-                                             const std::optional<std::vector<int64_t>>& recipe_b,
-                                             Tensor& out) {
-  grouped_gemm_cpu("grouped_gemm_nt_f8f8bf16_masked",
-                   plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m,
-                                                        expected_m, recipe_a, recipe_b, out)
-                       .plan,
-                   a);
+                                             const GivenGranularity& recipe_a,
+                                             const GivenGranularity& recipe_b, Tensor& out,
+                                             const std::optional<Tensor>& workspace) {
+  grouped_gemm_cpu(
+      "grouped_gemm_nt_f8f8bf16_masked",
+      plan_grouped_gemm_nt_f8f8bf16_masked(a, a_scale, b, b_scale, masked_m, expected_m, recipe_a,
+                                           recipe_b, out, workspace)
+          .plan,
+      a);
 }
 
 }  // namespace

@@ -25,9 +25,9 @@ std::tuple<Tensor, Tensor> run(const Tensor& x, const Tensor& fn, std::optional<
               num_splits.has_value() ? Sizes{p.splits, p.m, n} : Sizes{p.m, n}, ScalarType::Float,
               fn);
   }
-  deep_gemm(scope,
-            {DeepGemmOp::kTf32HcPrenorm, "tf32_hc_prenorm_gemm", &x, nullptr, &rows, nullptr,
-             nullptr, 1, p.m, n, p.k, 0, 0, 0, 0, num_splits.value_or(0), &d, &call.sqr_sum});
+  const GroupedGemmSpec spec{GemmLayout::kDense, 1, p.m, n, p.k};
+  deep_gemm(scope, {DeepGemmOp::kTf32HcPrenorm, "tf32_hc_prenorm_gemm", spec, &x, nullptr, &rows,
+                    nullptr, nullptr, &d, &call.sqr_sum, num_splits.value_or(0)});
   return {call.out, call.sqr_sum};
 }
 

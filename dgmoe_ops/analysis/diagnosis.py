@@ -10,7 +10,7 @@ from .machine import Machine
 
 _TOOLKIT = "https://developer.nvidia.com/cuda-downloads"
 _BUILD = "pip install --no-build-isolation -e ."
-#: what the kernels of dgmoe_ops do not take; `workspace` has the rule
+#: what the kernels of dgmoe_ops do not take; `csrc/gemm/heuristics.h` has the rule
 TRITON_RUNS = (
     "what these do not take: beyond sm90_mx_small_m, slabs or segments of more than 8 GiB of"
     " workspace and weights whose rows are no multiple of 8; and calls under DGMOE_SANITY_CHECK=1"

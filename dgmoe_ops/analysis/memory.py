@@ -2,7 +2,7 @@
 
 The sizes are those of the allocations in `csrc/<room>/<op>.h`; the tests hold them against tensors
 that the ops returned and against the allocator. The result counts, as without `out=`, and so does
-the workspace of our own GEMMs on SM90 (`workspace`). Left out: copies of inputs whose rows are not
+the workspace of our own GEMMs on SM90. Left out: copies of inputs whose rows are not
 aligned, and the workspaces of the row ranking on CUDA, of the GEMM library and of the CPU kernels.
 """
 
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..backends.heuristics import gemm_plan
+from ..formats.gemm import GroupedGemmSpec
 from ..formats.layouts import (
     TMA_ELEMENTS,
     Layout,
@@ -24,9 +26,8 @@ from ..formats.layouts import (
     scale_sizes_and_strides,
     slabs,
 )
-from ..formats.recipes import Recipe
+from ..formats.recipes import Recipe, scale_recipes
 from ..weights.prepare import padded_sizes
-from . import workspace
 
 BF16, WORD = 2, 4  #: bytes
 
@@ -118,17 +119,22 @@ class Call:
 
     def gemm_workspace(self, layout: Layout, n: int, k: int) -> dict[str, int]:
         """Bytes of what a GEMM of ours allocates and drops, by name."""
-        if self.arch != workspace.ARCH or not self.recipe.mx:
-            return {}
-        return workspace.MxGemm(
-            layout.has_slabs,
+        plan = gemm_plan(self.gemm_spec(layout, n, k), self.arch)
+        return {"workspace": plan.workspace_bytes} if plan.workspace_bytes else {}
+
+    def gemm_spec(self, layout: Layout, n: int, k: int) -> GroupedGemmSpec:
+        """One of the call's two GEMMs."""
+        expected = expected_rows(self.tokens, self.top_k, self.experts)
+        return GroupedGemmSpec(
+            layout,
             self.local_experts,
             self.gemm_rows(layout),
             n,
             k,
-            expected_rows(self.tokens, self.top_k, self.experts),
-            self.recipe.group_size,
-        ).workspace()
+            expected if layout.has_slabs else 0,
+            *scale_recipes(self.recipe, None, k),
+            self.recipe.values_per_element == 2,
+        )
 
     def weight_bytes_per_expert(self) -> tuple[int, int]:
         """Bytes of one expert's w13 and w2, scales included."""

@@ -11,6 +11,7 @@ import torch
 
 from . import deep_gemm, triton
 from .deep_gemm import library
+from .heuristics import Kernel, gemm_plan
 from .request import OPS, Operands, Request, request_of
 
 _library: torch.library.Library | None = None
@@ -23,10 +24,12 @@ def run(request: Request) -> None:
         ValueError: a size, scale layout or granularity that does not run there.
         RuntimeError: no library that fits.
     """
-    if triton.takes(request, library.arch_major(request.operands.a.get_device())):
-        triton.run(request)
-    else:
+    arch = 10 * library.arch_major(request.operands.a.get_device())
+    # What our own kernels would run came here because of its operands, or to be looked at.
+    if gemm_plan(request.spec, arch).kernel in (Kernel.DEEP_GEMM, Kernel.NONE):
         deep_gemm.run(request)
+    else:
+        triton.run(request)
 
 
 def _report(error: Exception) -> torch.Tensor:

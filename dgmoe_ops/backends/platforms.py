@@ -79,7 +79,7 @@ PLATFORMS: tuple[Platform, ...] = (
         (Backend("dgmoe_ops", _cells(Layout, _BF16, _FP8_FP32, _FP8_UE8M0, _MXFP8, _MXFP4)),),
     ),
     # The library has no MX kernels for it. Ours take small, medium and large M. Only what
-    # they do not take needs Triton: `dgmoe_ops/analysis/workspace.py` has the rule.
+    # they do not take needs Triton: `csrc/gemm/heuristics.h` has the rule.
     Platform(
         "SM90",
         (90,),

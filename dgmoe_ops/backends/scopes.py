@@ -175,7 +175,7 @@ def check(request: Request, arch: str, alignments: tuple[int, ...], overlaps: bo
     if settings.num_sms is not None and device >= 0:
         most = torch.cuda.get_device_properties(device).multi_processor_count
         if settings.num_sms > most:
-            must = f"be at most {most}, the device's multiprocessors,"
+            must = f"be at most {most}, the multiprocessors of the device"
             raise refuse(request.op, "num_sms", must, settings.num_sms)
     if settings.overlap is not None and request.spec.grouped and not overlaps:
         raise RuntimeError(

@@ -18,6 +18,7 @@ from .gemm import (
     grouped_gemm_nt_bf16_masked,
     grouped_gemm_nt_f8f8bf16_contig,
     grouped_gemm_nt_f8f8bf16_masked,
+    grouped_gemm_workspace_bytes,
     tf32_hc_prenorm_gemm,
 )
 from .permute import ep_scatter, moe_dispatch_index, moe_ep_deepgemm_preprocess, quant_group_fp8
@@ -43,6 +44,7 @@ __all__ = [
     "grouped_gemm_nt_bf16_masked",
     "grouped_gemm_nt_f8f8bf16_contig",
     "grouped_gemm_nt_f8f8bf16_masked",
+    "grouped_gemm_workspace_bytes",
     "hash_gate",
     "moe_dispatch_index",
     "moe_ep_deepgemm_preprocess",

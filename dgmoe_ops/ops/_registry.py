@@ -61,7 +61,8 @@ def inference_only(overload: torch._ops.OpOverload) -> None:
             out = overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
         # Buffers are keyword-only. Without this a graph that saved one would not see the change.
         for arg in written:
-            torch.autograd.graph.increment_version(kwargs[arg])
+            if kwargs.get(arg) is not None:
+                torch.autograd.graph.increment_version(kwargs[arg])
         return out
 
     full = name if not schema.overload_name else f"{name}.{schema.overload_name}"

@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from ..backends import entry
+from ..backends import entry, heuristics
+from ..formats.gemm import GroupedGemmSpec
+from ..formats.layout import Layout
 from ._registry import fake_of
 
 entry.register()
@@ -27,6 +29,7 @@ def grouped_gemm_nt_f8f8bf16_masked(
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
     out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each expert's valid slab rows by its weight: `d[e, :masked_m[e]] = a[e] @ b[e]^T`.
 
@@ -47,10 +50,13 @@ def grouped_gemm_nt_f8f8bf16_masked(
             int8 `b`. MXFP8 is (1, 32) twice.
         out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
             returned.
+        workspace: uint8 or int8 with one dimension, contiguous, on 16 bytes, apart from the other
+            tensors: what the kernel would allocate, at least `grouped_gemm_workspace_bytes`. Its
+            contents are undefined afterwards. Without it the op allocates.
 
     MXFP8 and FP4 are the formats of the OCP Microscaling Formats specification 1.0. SM90 has its
     own kernels for them: with more than 14 expected rows they take a workspace of up to 9/8 of a
-    byte a value of `a`, with more than 72 of 2 bytes, at most 8 GiB.
+    byte a value of `a`, with more than 72 of 2 bytes, at most 8 GiB of rows.
 
     Returns:
         (experts, m, n) bfloat16; rows from masked_m[e] on are undefined. fp32 accumulation, one
@@ -61,9 +67,14 @@ def grouped_gemm_nt_f8f8bf16_masked(
     """
     args = (a, a_scale, b, b_scale, masked_m, expected_m)
     recipes = {"recipe_a": recipe_a, "recipe_b": recipe_b}
+    if workspace is not None and out is None:
+        # The functional op writes nothing of its caller's.
+        out = a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=torch.bfloat16)
     if out is None:
         return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked(*args, **recipes)
-    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked.out(*args, **recipes, out=out)
+    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_masked.out(
+        *args, **recipes, out=out, workspace=workspace
+    )
     return out
 
 
@@ -76,7 +87,17 @@ def _grouped_gemm_nt_f8f8bf16_masked_fake(
 
 @fake_of("grouped_gemm_nt_f8f8bf16_masked.out")
 def _grouped_gemm_nt_f8f8bf16_masked_out_fake(
-    a, a_scale, b, b_scale, masked_m, expected_m, *, recipe_a=None, recipe_b=None, out
+    a,
+    a_scale,
+    b,
+    b_scale,
+    masked_m,
+    expected_m,
+    *,
+    recipe_a=None,
+    recipe_b=None,
+    out,
+    workspace=None,
 ):
     return None
 
@@ -91,6 +112,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
     recipe_a: Sequence[int] | None = None,
     recipe_b: Sequence[int] | None = None,
     out: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Multiply each row by its expert's weight: `d[r] = a[r] @ b[m_indices[r]]^T`.
 
@@ -103,6 +125,7 @@ def grouped_gemm_nt_f8f8bf16_contig(
             together, in front of the padding of its segment.
         out: a contiguous buffer to write the result into, on 16 bytes, apart from the inputs;
             returned.
+        workspace: as in `grouped_gemm_nt_f8f8bf16_masked`.
 
     Returns:
         (m, n) bfloat16; rows with m_indices -1 are undefined.
@@ -112,9 +135,14 @@ def grouped_gemm_nt_f8f8bf16_contig(
     """
     args = (a, a_scale, b, b_scale, m_indices)
     recipes = {"recipe_a": recipe_a, "recipe_b": recipe_b}
+    if workspace is not None and out is None:
+        # The functional op writes nothing of its caller's.
+        out = a.new_empty((*a.shape[:-1], b.shape[-2]), dtype=torch.bfloat16)
     if out is None:
         return torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig(*args, **recipes)
-    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig.out(*args, **recipes, out=out)
+    torch.ops.dgmoe.grouped_gemm_nt_f8f8bf16_contig.out(
+        *args, **recipes, out=out, workspace=workspace
+    )
     return out
 
 
@@ -127,9 +155,71 @@ def _grouped_gemm_nt_f8f8bf16_contig_fake(
 
 @fake_of("grouped_gemm_nt_f8f8bf16_contig.out")
 def _grouped_gemm_nt_f8f8bf16_contig_out_fake(
-    a, a_scale, b, b_scale, m_indices, *, recipe_a=None, recipe_b=None, out
+    a, a_scale, b, b_scale, m_indices, *, recipe_a=None, recipe_b=None, out, workspace=None
 ):
     return None
+
+
+def grouped_gemm_workspace_bytes(
+    layout: Layout | str,
+    experts: int,
+    m: int,
+    n: int,
+    k: int,
+    *,
+    expected_m: int | None = None,
+    recipe_a: Sequence[int] | None = None,
+    recipe_b: Sequence[int] | None = None,
+    fp4: bool = False,
+    arch: int | str | None = None,
+) -> int:
+    """Return the bytes of workspace that a grouped GEMM of fp8 rows takes, by its sizes alone.
+
+    Only MX weights with more than a few rows an expert take one, on SM90: a's rows are prepared
+    there.
+
+    Args:
+        layout: "masked" or "contig".
+        experts: of the weight.
+        m: rows of an expert's slab, or of all segments.
+        n, k: of the weight, in values.
+        expected_m: of a masked GEMM, at least 1; a call with another hint may take more or less.
+        recipe_a, recipe_b, fp4: as in `grouped_gemm_nt_f8f8bf16_masked`; `fp4` for int8 `b`.
+        arch: compute capability major * 10 + minor, or "cpu". Default the current GPU's, or "cpu"
+            where there is none.
+
+    Returns:
+        What `workspace=` must have at least; 0 where nothing is needed.
+
+    Raises:
+        ValueError: an argument is wrong.
+    """
+
+    def fail(arg: str, must: str, got: object) -> None:
+        raise ValueError(f"dgmoe_ops.grouped_gemm_workspace_bytes: {arg} must {must}, got {got!r}")
+
+    names = [known.value for known in Layout]
+    if layout not in names:
+        fail("layout", f"be one of {', '.join(names)}", layout)
+    if (recipe_a is None) != (recipe_b is None):
+        fail("recipe_a", "be given together with recipe_b", recipe_a)
+    for arg, size in (("experts", experts), ("m", m), ("n", n), ("k", k)):
+        if size < 0:
+            fail(arg, "be at least 0", size)
+    layout = Layout(layout)
+    if layout.has_slabs and (expected_m is None or expected_m < 1):
+        fail("expected_m", "be at least 1 for the masked layout", expected_m)
+    if fp4 and recipe_a is None:
+        recipe_a, recipe_b = (1, 128), (1, 32)
+    if arch is None:
+        arch = "cpu"
+        if torch.cuda.is_available():
+            major, minor = torch.cuda.get_device_capability()
+            arch = 10 * major + minor
+    given = (None, None) if recipe_a is None else (tuple(recipe_a), tuple(recipe_b))
+    hint = expected_m if layout.has_slabs else 0
+    spec = GroupedGemmSpec(layout, experts, m, n, k, hint, *given, fp4)
+    return heuristics.gemm_plan(spec, arch).workspace_bytes
 
 
 def grouped_gemm_nt_bf16_masked(

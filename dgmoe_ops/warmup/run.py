@@ -22,6 +22,7 @@ import torch
 from .. import _progress, config
 from ..backends import platforms
 from ..backends.deep_gemm import jit_cache
+from ..backends.heuristics import gemm_plan
 from ..formats.layouts import Layout
 from ..weights.prepare import MoEWeights
 from .operands import OpRunner, operand_bytes, weight_bytes
@@ -121,13 +122,21 @@ def _free_bytes(device: torch.device) -> int:
     return max(0, free + kept - _HEADROOM)
 
 
-def _needed(layer: Layer, calls: Iterable[KernelCall], own: dict, packed: bool) -> int:
-    """Bytes of the largest of the calls, with its weight where the layer brings none."""
+def _needed(calls: Iterable[KernelCall], own: dict, arch: int | str) -> int:
+    """Bytes of the largest of the calls, with its workspace, and with its weight where the layer
+    brings none."""
+    packed = _packed(arch)
 
-    def weight(call: KernelCall) -> int:
-        return 0 if call.weight in own else weight_bytes(call, packed)
+    def needed(call: KernelCall) -> int:
+        weight = 0 if call.weight in own else weight_bytes(call, packed)
+        return weight + operand_bytes(call, packed) + gemm_plan(call.spec, arch).workspace_bytes
 
-    return max((weight(call) + operand_bytes(call, packed) for call in calls), default=0)
+    return max(map(needed, calls), default=0)
+
+
+def _packed(arch: int | str) -> bool:
+    """Whether scales are packed UE8M0 there, where no weight says it."""
+    return arch != "cpu" and arch >= 100
 
 
 def _fit(
@@ -136,14 +145,14 @@ def _fit(
     layout: Layout,
     alignment: int,
     own: dict,
-    packed: bool,
+    arch: int | str,
     free: int,
 ) -> tuple[list[KernelCall], Shrunk | None]:
     """The calls of a layer in a layout, with the largest token counts halved until they fit."""
     fitting = spans
     while True:
         calls = layer_calls(layer, fitting, layout, alignment)
-        needed = _needed(layer, calls, own, packed)
+        needed = _needed(calls, own, arch)
         if fitting is spans:
             asked = max((last for _, last in spans), default=0), needed
         done = max((last for _, last in fitting), default=0)
@@ -310,15 +319,14 @@ def warmup(
         raise ValueError(f"dgmoe_ops.warmup: device must be cuda or cpu, got {device}")
     _refuse_capture()
     on_gpu = runner is None or torch.cuda.is_available()
+    arch = _arch(device) if on_gpu else "cpu"
     if on_gpu:
-        arch = _arch(device)
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
     own = _own_weights(layers, device)
-    packed = on_gpu and arch >= 100
     if runner is None:
-        _check_platform(arch, layers, chosen, own, packed)
-        runner = OpRunner(device, packed, own)
+        _check_platform(arch, layers, chosen, own, _packed(arch))
+        runner = OpRunner(device, _packed(arch), own)
     if free_bytes is None:
         free_bytes = functools.partial(_free_bytes, device) if on_gpu else lambda: sys.maxsize
     free = free_bytes()
@@ -335,7 +343,7 @@ def warmup(
     shrunk: list[Shrunk] = []
     for layer in layers:
         for layout in chosen:
-            fitting, less = _fit(layer, spans, layout, aligned, own, packed, free)
+            fitting, less = _fit(layer, spans, layout, aligned, own, arch, free)
             calls.update(dict.fromkeys(fitting))
             if less is not None:
                 shrunk.append(less)

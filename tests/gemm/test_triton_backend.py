@@ -21,7 +21,7 @@ from deep_gemm_stand_in import (
 
 from dgmoe_ops.backends import entry, triton
 from dgmoe_ops.backends.scopes import Overlap, contiguous_alignment, num_sms, scope
-from dgmoe_ops.backends.triton.tiles import choose, expected_rows
+from dgmoe_ops.backends.triton.tiles import choose
 from dgmoe_ops.formats.gemm import GroupedGemmSpec
 from dgmoe_ops.formats.layout import Layout
 from dgmoe_ops.formats.layouts import ScaleLayout
@@ -62,7 +62,7 @@ def test_mx_on_sm90_is_tritons(pretend, launched, op, recipe):  # noqa: F811
     entry.run(made)
     (spec, config, _, sms), tensors = launched
     assert spec == made.spec and spec.fp4 == (recipe == "mxfp4")
-    assert config == choose(spec, expected_rows(spec))
+    assert config == triton.config_of(spec)
     assert sms is None
     assert len(tensors) == 6 and tensors[-1] is made.operands.d
     for got, given in zip(tensors, made.operands, strict=False):
@@ -152,11 +152,12 @@ def spec_of(layout=Layout.MASKED, fp4=True, k=2048, m=4096, expected_m=7) -> Gro
     return GroupedGemmSpec(layout, 8, m, 256, k, expected_m, columns, (1, 32), fp4)
 
 
-def test_rows_of_an_expert():
-    assert expected_rows(spec_of()) == 7
+def test_tiles_follow_the_rows_that_an_expert_is_expected_to_have():
+    assert triton.config_of(spec_of()) == choose(spec_of(), 7)
     contig = spec_of(Layout.CONTIG, expected_m=0)
-    assert expected_rows(dataclasses.replace(contig, m=7 * 128)) == 1
-    assert expected_rows(dataclasses.replace(contig, m=24 * 128)) == 257
+    for segments, rows in ((7, 1), (8, 15), (24, 257)):
+        spec = dataclasses.replace(contig, m=segments * 128)
+        assert triton.config_of(spec) == choose(spec, rows)
 
 
 @pytest.mark.parametrize("fp4", [False, True])

@@ -8,6 +8,8 @@
 #include <thread>
 #include <unordered_set>
 
+#include "../scopes.cuh"
+
 namespace dgmoe {
 namespace {
 
@@ -101,30 +103,26 @@ State& state() {
   return *instance;
 }
 
-thread_local GemmSettings thread_settings;
-
-bool is_fp4(const Tensor& b) { return dtype_of(b) == ScalarType::Char; }
-
 // What of the thread's settings a kernel of the library is chosen by. The alignment of segments
 // concerns no other GEMM.
 int64_t settings_of(const DeepGemmCall& call) {
-  const GemmSettings& s = thread_settings;
-  const bool contig =
-      call.op == DeepGemmOp::kGroupedF8Contig || call.op == DeepGemmOp::kGroupedBf16Contig;
+  const GemmSettings& s = gemm_settings();
+  const bool contig = call.spec.layout == GemmLayout::kContig;
   return ((contig ? s.alignment : 0) * 4 + s.pdl + 1) * (int64_t{1} << 32) + s.num_sms;
 }
 
 Shape shape_of(const DeepGemmCall& call) {
+  const GroupedGemmSpec& spec = call.spec;
   return {static_cast<int64_t>(call.op),
           call.a->get_device_index(),
           settings_of(call),
-          call.experts,
-          call.m,
-          call.n,
-          call.k,
-          call.expected_m,
-          call.recipe_a_columns,
-          call.recipe_b_rows * 1024 + call.recipe_b_columns + (is_fp4(*call.b) ? 1 << 20 : 0),
+          spec.experts,
+          spec.m,
+          spec.n,
+          spec.k,
+          spec.expected_m,
+          spec.a_gran_k,
+          spec.b_gran_mn * 1024 + spec.b_gran_k + (spec.b_fp4 ? 1 << 20 : 0),
           call.num_splits};
 }
 
@@ -189,7 +187,7 @@ bool call_directly(const Native& native, const DeepGemmCall& call) {
     switch (argument) {
       case Argument::kExpectedM:
         args[i].type = kInt;
-        args[i].integer = call.expected_m;
+        args[i].integer = call.spec.expected_m;
         break;
       case Argument::kNumSplits:
         args[i].type = call.num_splits > 0 ? kInt : kNone;
@@ -233,7 +231,7 @@ struct InFlight {
 
 // Tries the direct call of a shape that has run before.
 bool try_directly(const Native& native, const DeepGemmCall& call) {
-  if (native.function == nullptr || call.recipe_a_columns > 0) return false;
+  if (native.function == nullptr || call.spec.a_gran_k > 0) return false;
   if (!has_layout(call.a_scale, native.a_scale) || !has_layout(call.b_scale, native.b_scale)) {
     return false;
   }
@@ -258,10 +256,10 @@ void call_python(const DeepGemmCall& call) {
                                      from(*call.b),
                                      from(optional(call.b_scale)),
                                      from(optional(call.info)),
-                                     from(call.expected_m),
-                                     from(call.recipe_a_columns),
-                                     from(call.recipe_b_rows),
-                                     from(call.recipe_b_columns),
+                                     from(call.spec.expected_m),
+                                     from(call.spec.a_gran_k),
+                                     from(call.spec.b_gran_mn),
+                                     from(call.spec.b_gran_k),
                                      from(call.num_splits),
                                      from(*call.d),
                                      from(optional(call.sqr_sum))};
@@ -284,9 +282,9 @@ void call_python(const DeepGemmCall& call) {
 [[noreturn]] void refuse_cold_capture(const DeepGemmCall& call) {
   std::ostringstream text;
   text << "dgmoe::" << call.name
-       << ": this shape must have run before a stream captures it, got m=" << call.m
-       << ", n=" << call.n << ", k=" << call.k << ", experts=" << call.experts;
-  if (call.expected_m > 0) text << ", expected_m=" << call.expected_m;
+       << ": this shape must have run before a stream captures it, got m=" << call.spec.m
+       << ", n=" << call.spec.n << ", k=" << call.spec.k << ", experts=" << call.spec.experts;
+  if (call.spec.expected_m > 0) text << ", expected_m=" << call.spec.expected_m;
   text << " for the first time: its kernel would be compiled or loaded inside the graph; call"
           " dgmoe_ops.warmup(weights, tokens=...) or the layer itself once before the capture";
   throw std::runtime_error(text.str());
@@ -314,19 +312,17 @@ void bind(int64_t op, int64_t function, int64_t take_error, int64_t release,
 }
 
 void enter_scope(int64_t entered, int64_t alignment, int64_t num_sms, int64_t pdl, bool overlap) {
-  thread_settings = {alignment, num_sms, pdl, overlap};
+  gemm_settings() = {alignment, num_sms, pdl, overlap};
   state().scopes.fetch_add(entered);
   while (entered > 0 && state().direct.load() != 0) std::this_thread::yield();
 }
 
 }  // namespace
 
-const GemmSettings& gemm_settings() { return thread_settings; }
-
 void deep_gemm(const CudaScope& scope, const DeepGemmCall& call) {
   // The library refuses empty operands. Contiguous rows without experts are padding, all of them.
-  if (call.m == 0 || call.n == 0 || call.experts == 0) return;
-  if (call.k == 0) {
+  if (call.spec.m == 0 || call.spec.n == 0 || call.spec.experts == 0) return;
+  if (call.spec.k == 0) {
     Tensor* outputs[] = {call.d, call.sqr_sum};
     for (Tensor* output : outputs) {
       if (output == nullptr) continue;

@@ -22,28 +22,33 @@ int hopper_device() {
   return major == 9 ? device : -1;
 }
 
-// Whether a product is one that our kernels know: packed scales, of b for a row and 32 columns, of
-// a for 32 or 128, where FP4 has 128; whole words of scales. What is empty, or to be looked at
-// first, is the matter of others.
-bool is_mx_grouped_gemm(const GroupedGemmPlan& plan) {
-  if (plan.m == 0 || plan.n == 0 || plan.experts == 0 || plan.k == 0) return false;
-  return plan.a_scale.packed() && plan.b_scale.packed() && plan.b_gran_mn == 1 &&
-         plan.b_gran_k == 32 && !(plan.a_gran_k == 32 && plan.b_fp4) && plan.k % 128 == 0 &&
-         on_16_bytes(plan.a) && on_16_bytes(plan.b) && !sanity_check();
+// Whether the operands are such as our kernels read; what is to be looked at first is not.
+bool takes_operands(const GroupedGemmPlan& plan) {
+  return plan.a_scale.packed() && plan.b_scale.packed() && on_16_bytes(plan.a) &&
+         on_16_bytes(plan.b) && on_16_bytes(plan.d) && !sanity_check();
 }
 
-// Rows of an expert, by what is known without the device.
-int64_t expected_rows(const GroupedGemmPlan& plan) {
-  if (plan.masked()) return plan.expected_m;
-  constexpr int64_t kSegment = kMxSegment;
-  const int64_t segments = ceil_div(plan.m, kSegment);
-  if (segments < plan.experts) return 1;
-  // What is left of the segments when each expert has one. Where nothing is, they may be full or
-  // nearly empty: the kernel for some rows then takes at most half as long again as the one for
-  // many or a quarter as the one for few, which on full segments takes three times as long.
-  const int64_t more = segments - plan.experts;
-  if (more == 0) return kSmallMMaxRows + 1;
-  return more * kSegment / plan.experts + 1;
+// As `check` in dgmoe_ops/backends/scopes.py, which has the words.
+void check_scopes(const Check& check, const char* op, const GroupedGemmSpec& spec) {
+  const GemmSettings& settings = gemm_settings();
+  const bool aligned = settings.alignment == 0 || settings.alignment == kMxBlockM;
+  check.that(spec.masked() || aligned, "alignment", "be one of 128 on SM90", settings.alignment);
+  if (settings.num_sms > 0) {
+    const int64_t most = multiprocessors();
+    check.that(settings.num_sms <= most, "num_sms",
+               "be at most " + std::to_string(most) + ", the multiprocessors of the device",
+               settings.num_sms);
+  }
+  if (settings.overlap) {
+    throw std::runtime_error(
+        std::string("dgmoe::") + op +
+        ": overlap of the down GEMM is not available: this GEMM on SM90 would never signal; leave"
+        " down_gemm_overlap for it");
+  }
+}
+
+const char* name_of(GemmKernel kernel) {
+  return kernel == GemmKernel::kSm90MxMediumM ? "sm90_mx_medium_m" : "sm90_mx_large_m";
 }
 
 }  // namespace
@@ -70,14 +75,35 @@ MxPlan mx_plan(const GroupedGemmPlan& plan) {
   return mx;
 }
 
-bool run_mx_grouped_gemm(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d) {
-  if (!is_mx_grouped_gemm(plan)) return false;
+bool run_mx_grouped_gemm(const CudaScope& scope, const char* op, const GroupedGemmCall& call) {
+  const GroupedGemmPlan& plan = call.plan;
+  if (!is_mx(plan)) return false;
   const int device = hopper_device();
   if (device < 0) return false;
-  const int64_t rows = expected_rows(plan);
-  if (rows <= kSmallMMaxRows && run_sm90_mx_small_m(scope, plan, device, rows)) return true;
-  return rows <= kMediumMMaxRows ? run_sm90_mx_medium_m(scope, plan, d, device)
-                                 : run_sm90_mx_large_m(scope, plan, d, device);
+  const GemmChoice choice = choose_gemm(plan, 90);
+  if (choice.kernel == GemmKernel::kNone) return false;
+  const Check check(op);
+  check_scopes(check, op, plan);
+  if (choice.kernel == GemmKernel::kTriton || !takes_operands(plan)) return false;
+  if (choice.kernel == GemmKernel::kSm90MxSmallM) {
+    run_sm90_mx_small_m(scope, plan, choice, device);
+    return true;
+  }
+  const int64_t bytes = choice.workspace_bytes();
+  if (call.workspace.has_value()) {
+    check.that(call.workspace->numel() >= bytes, "workspace",
+               "have at least " + std::to_string(bytes) + " bytes for " + name_of(choice.kernel),
+               call.workspace->numel());
+  }
+  // Freed at the end: the allocator lends it to later work of this stream only.
+  Tensor workspace = call.workspace.has_value()
+                         ? *call.workspace
+                         : empty(op, "workspace", {bytes}, ScalarType::Byte, call.d);
+  uint8_t* const data = static_cast<uint8_t*>(mutable_data_of(workspace));
+  const auto run =
+      choice.kernel == GemmKernel::kSm90MxMediumM ? run_sm90_mx_medium_m : run_sm90_mx_large_m;
+  run(scope, plan, choice, data, device);
+  return true;
 }
 
 }  // namespace dgmoe

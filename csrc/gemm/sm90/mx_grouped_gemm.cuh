@@ -6,6 +6,7 @@
 
 #include "../../common/cuda.cuh"
 #include "../grouped_gemm.h"
+#include "../scopes.cuh"
 #include "mx_common.cuh"
 
 namespace dgmoe {
@@ -16,25 +17,33 @@ inline bool on_16_bytes(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
 }
 
-// The MX recipes on Hopper: computes d by our own kernels, and tells whether one of them takes the
-// product. They need no compiling, so that they may be captured at once. Allocates where `d` is, 8
-// GiB at most.
-bool run_mx_grouped_gemm(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d);
+// The MX recipes on Hopper: computes call.d by our own kernels, and tells whether one of them takes
+// the GEMM. They need no compiling, so that they may be captured at once. What heuristics.h says
+// that they need is call.workspace where the caller gave one, and else allocated.
+// Throws std::invalid_argument where the workspace is too small or a scope asks for what does not
+// run, std::runtime_error in an overlap.
+bool run_mx_grouped_gemm(const CudaScope& scope, const char* op, const GroupedGemmCall& call);
 
-// run_mx_grouped_gemm asks one of these for d, and each tells whether it took the product:
-// mx_small_m.cu first, where an expert has at most so many rows, given how many it is expected to
-// have.
-constexpr int64_t kSmallMMaxRows = 14;
-bool run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan, int device,
-                         int64_t rows);
-// Then mx_medium_m.cu, where it has at most so many. Allocates a's rows once more, 8 GiB at most;
-// false where a slab or all segments take more.
-constexpr int64_t kMediumMMaxRows = 72;
-bool run_sm90_mx_medium_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
-                          int device);
-// Else mx_large_m.cu: the same, with a's rows as bf16.
-bool run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
-                         int device);
+// Multiprocessors that the scope leaves to GEMMs.
+inline int64_t usable_multiprocessors() {
+  const int64_t asked = gemm_settings().num_sms;
+  const int64_t there = multiprocessors();
+  return asked > 0 && asked < there ? asked : there;
+}
+
+// CTAs of a persistent grid over `items`, `per_sm` of which fit on a multiprocessor.
+inline unsigned persistent_grid(int64_t items, int64_t per_sm) {
+  const int64_t most = usable_multiprocessors() * per_sm;
+  return static_cast<unsigned>(items < most ? items : most);
+}
+
+// The kernels; `choice` is of them, and `workspace` has what it says.
+void run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan,
+                         const GemmChoice& choice, int device);
+void run_sm90_mx_medium_m(const CudaScope& scope, const GroupedGemmPlan& plan,
+                          const GemmChoice& choice, uint8_t* workspace, int device);
+void run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan,
+                         const GemmChoice& choice, uint8_t* workspace, int device);
 
 // What kernels are told of a product whose sizes fit.
 MxPlan mx_plan(const GroupedGemmPlan& plan);

@@ -4,9 +4,9 @@
 
 namespace dgmoe {
 
-bool run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan, const Tensor& d,
-                         int device) {
-  constexpr int64_t kColumnBytes = kLargeMBlockBytes / kLargeMBlockK;
+void run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan,
+                         const GemmChoice& choice, uint8_t* workspace, int device) {
+  static_assert(kLargeMBlockBytes == kMxBlockM * kLargeMBlockK * 2);
   const auto launch = [&](const MxClusterPlan& part, int64_t m_blocks) {
     for_mx_recipe(plan, [&](auto fp4, auto gran_k32) {
       constexpr bool kFp4 = decltype(fp4)::value;
@@ -17,7 +17,7 @@ bool run_sm90_mx_large_m(const CudaScope& scope, const GroupedGemmPlan& plan, co
           ready, part, m_blocks, scope, device);
     });
   };
-  return run_cluster_kernels(plan, d, plan.k * kColumnBytes, kSlicesPerBlockM, launch);
+  run_cluster_kernels(plan, choice, workspace, launch);
 }
 
 }  // namespace dgmoe

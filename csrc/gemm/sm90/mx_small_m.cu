@@ -25,30 +25,23 @@ void launch(const MxSmallMPlan& plan, const CudaScope& scope, int device) {
   }
   const int64_t weight_tiles = ceil_div(plan.n, kSmallMBlockN);
   const int64_t row_tiles = ceil_div(plan.masked ? plan.m : kMxSegment, Config::kBlockM);
-  const unsigned grid = grid_for(plan.segments() * weight_tiles * row_tiles, resident);
+  const unsigned grid = persistent_grid(plan.segments() * weight_tiles * row_tiles, resident);
   DGMOE_LAUNCH(kernel, grid, kSmallMThreads, Config::smem_bytes(plan.segments()), scope, plan);
-}
-
-// By measurement: a tile of more rows reads weights less often, and one of fewer lets more blocks
-// run.
-template <bool kFp4, bool kGranK32>
-void launch_for(const MxSmallMPlan& plan, const CudaScope& scope, int device, int64_t rows) {
-  if (rows <= (kFp4 ? 6 : 4)) return launch<kFp4, kGranK32, 1>(plan, scope, device);
-  return launch<kFp4, kGranK32, 2>(plan, scope, device);
 }
 
 }  // namespace
 
-bool run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan, int device,
-                         int64_t rows) {
-  if (plan.k > INT32_MAX || plan.n > INT32_MAX - kSmallMBlockN) return false;
-  if (plan.experts > kSmallMMaxExperts || plan.m > INT32_MAX) return false;
-  const MxSmallMPlan few{mx_plan(plan)};
-  if (few.segments() > kSmallMMaxSegments) return false;
+void run_sm90_mx_small_m(const CudaScope& scope, const GroupedGemmPlan& plan,
+                         const GemmChoice& choice, int device) {
+  static_assert(kSmallMMaxSlabsOrSegments == kSmallMMaxSegments);
+  static_assert(kSmallMMaxLocalExperts == kSmallMMaxExperts && kSmallMWeightRows == kSmallMBlockN);
+  const MxSmallMPlan small{mx_plan(plan)};
   for_mx_recipe(plan, [&](auto fp4, auto gran_k32) {
-    launch_for<decltype(fp4)::value, decltype(gran_k32)::value>(few, scope, device, rows);
+    constexpr bool kFp4 = decltype(fp4)::value;
+    constexpr bool kGranK32 = decltype(gran_k32)::value;
+    const auto run = choice.block_m == 8 ? launch<kFp4, kGranK32, 1> : launch<kFp4, kGranK32, 2>;
+    run(small, scope, device);
   });
-  return true;
 }
 
 }  // namespace dgmoe

@@ -9,34 +9,25 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
-
 from ... import _sanity, config
 from ...formats.gemm import GroupedGemmSpec
 from ...formats.layouts import CONTIG_ALIGNMENT, ScaleLayout
 from .. import sanity, scopes
+from ..heuristics import gemm_plan
 from ..request import Request, check_addresses, refuse
 from ..scales import check_scale, with_tma_strides
-from .tiles import Config, choose, expected_rows
+from .tiles import Config, choose
 
-__all__ = ["Config", "choose", "compile_for", "expected_rows", "run", "takes"]
+__all__ = ["Config", "choose", "compile_for", "run"]
 
-ARCH_MAJOR = 9
 _ARCH = "SM90"
-_MX_B = (1, 32)
+_ARCH_NUMBER = 90
 _launchers: dict[tuple, Callable] = {}
 
 
-def takes(request: Request, arch_major: int) -> bool:
-    """Tell whether a request that our kernels left is Triton's: a grouped GEMM of an MX recipe on
-    SM90."""
-    return (
-        arch_major == ARCH_MAJOR
-        and request.spec.granularity_b == _MX_B
-        and request.spec.grouped
-        and request.operands.b_scale is not None
-        and request.operands.b_scale.dtype == torch.int32
-    )
+def config_of(spec: GroupedGemmSpec) -> Config:
+    """The tile that a grouped GEMM takes."""
+    return choose(spec, gemm_plan(spec, _ARCH_NUMBER).expected_rows)
 
 
 def check(request: Request) -> Request:
@@ -94,7 +85,7 @@ def run(request: Request) -> None:
     key = (spec, device, sms)
     launch = _launchers.get(key)
     if launch is None:
-        launch = _compiled().launcher(spec, choose(spec, expected_rows(spec)), device, sms)
+        launch = _compiled().launcher(spec, config_of(spec), device, sms)
         _launchers[key] = launch
     launch(*operands[:6])
 
@@ -105,4 +96,4 @@ def compile_for(spec: GroupedGemmSpec) -> None:
     Raises:
         RuntimeError: no Triton.
     """
-    _compiled().compile_kernel(spec, choose(spec, expected_rows(spec)))
+    _compiled().compile_kernel(spec, config_of(spec))

@@ -27,15 +27,6 @@ _TILES = (
 _FEW_COLUMNS = 1024  # of k: a deep pipeline is not worth its start
 
 
-def expected_rows(spec: GroupedGemmSpec) -> int:
-    """Rows that an expert is expected to have: of a masked call its hint; of a contiguous one as
-    many as there are, less the half of a segment's last 128 rows that is padding on average."""
-    if spec.masked:
-        return spec.expected_m
-    experts = max(1, spec.experts)
-    return max(1, (spec.m // 128 - experts) * 128 // experts + 1)
-
-
 def choose(spec: GroupedGemmSpec, rows: float) -> Config:
     """The tile for a grouped GEMM whose experts have about `rows` rows."""
     fp4, fp8 = next((fp4, fp8) for most, fp4, fp8 in _TILES if rows <= most)
