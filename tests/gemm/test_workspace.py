@@ -90,6 +90,15 @@ def test_a_compiled_call_keeps_to_what_it_writes(name, device) -> None:
     compare.assert_bits(name, call(named, given["out"], room(device)), wanted, mask)
 
 
+@each_op
+def test_opcheck_of_the_out_overload(name, device) -> None:
+    """Functionalised too; test_schema knows no fp8 (see the contract test)."""
+    named, wanted = tiny(name, device)
+    given = {"out": torch.empty_like(wanted), "workspace": room(device)}
+    utils = ("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(packet(name).out, (), named | given, test_utils=utils)
+
+
 # ---- on SM90 ----
 
 

@@ -10,6 +10,7 @@ import torch
 pytest.importorskip("click")  # the formulas belong to the command line
 
 from dgmoe_ops.analysis import memory  # noqa: E402
+from dgmoe_ops.formats.layout import Layout  # noqa: E402
 from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.testing.layer import layer_inputs  # noqa: E402
 
@@ -40,15 +41,13 @@ def test_peak_is_what_the_formula_says(tokens, recipe, layout, device):
     torch.cuda.reset_peak_memory_stats(device)
     out = torch.ops.dgmoe.fused_moe(*args, layout=layout, **kwargs)
     peak = torch.cuda.memory_stats(device)["requested_bytes.all.peak"] - before
-    place, *others = memory.stages(call, layout)
+    place, *others = memory.stages(call, Layout(layout))
     # 250 rows an expert, 50, 8, or one of some; 8 may be any number in segments, of which there are
     # as many as experts
-    rows = {1: None, 32: "prepared rows", 200: "prepared rows", 1000: "bf16 rows"}[tokens]
-    takes = rows if arch == 90 and RECIPES[recipe].mx else None
-    if (tokens, layout) == (32, "masked"):
-        takes = None
+    small = tokens == 1 or (tokens, layout) == (32, "masked")
+    takes = "workspace" if arch == 90 and RECIPES[recipe].mx and not small else None
     scratch = [next(iter(stage.scratch), None) for stage in others]
     assert scratch == [takes, None, takes, None]
     assert max(stage.live for stage in others) >= place.live, "the ranking's scratch would count"
-    assert peak == memory.peak(call, layout)
+    assert peak == memory.peak(call, Layout(layout))
     assert out.shape == (tokens, hidden)
