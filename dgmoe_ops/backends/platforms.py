@@ -137,10 +137,7 @@ def is_legal(arch: int | str, recipe: str, layout: str, scale_layout: str) -> bo
 
 def backend_of(arch: int | str, recipe: str, layout: str, scale_layout: str) -> str | None:
     """Name who runs a cell on an architecture; None where nobody does."""
-    platform = platform_of(arch)
-    cell = Cell(recipe, layout, scale_layout)
-    backends = platform.backends if platform else ()
-    return next((backend.name for backend in backends if cell in backend.cells), None)
+    return _BACKENDS.get((arch, recipe, layout, scale_layout))
 
 
 def scale_layouts(arch: int | str, recipe: str) -> tuple[str, ...]:
@@ -158,6 +155,29 @@ def layouts_of(arch: int | str, recipe: str) -> tuple[Layout, ...]:
     return tuple(layout for layout in Layout if layout in legal)
 
 
+_BACKENDS = {
+    (arch, *cell): backend.name
+    for platform in PLATFORMS
+    for arch in platform.archs
+    for backend in platform.backends
+    for cell in backend.cells
+}
+_LEGAL = {
+    (arch, recipe, form): tuple(
+        layout for layout in Layout if Cell(recipe, layout, form) in platform.cells
+    )
+    for platform in PLATFORMS
+    for arch in platform.archs
+    for recipe in RECIPES
+    for form in SCALE_LAYOUTS
+}
+
+
+def legal_layouts(arch: int | str, recipe: str, scale_layout: str) -> tuple[Layout, ...]:
+    """The layouts in which a recipe runs on an architecture with weight scales of a form."""
+    return _LEGAL.get((arch, recipe, scale_layout), ())
+
+
 def _known(arg: str, value: str, known: Iterable[str]) -> None:
     if value not in known:
         raise ValueError(
@@ -165,7 +185,8 @@ def _known(arg: str, value: str, known: Iterable[str]) -> None:
         )
 
 
-def _runs_at(recipe: str) -> str:
+def runs_at(recipe: str) -> str:
+    """Name the platforms that run a recipe, for people to read."""
     return ", ".join(p.name for p in PLATFORMS if any(c.recipe == recipe for c in p.cells))
 
 
@@ -174,7 +195,7 @@ def _what_would_work(platform: Platform, wanted: Cell) -> str:
     cells = [c for c in platform.cells if c.recipe == wanted.recipe]
     if not cells:
         there = [recipe for recipe in RECIPES if any(c.recipe == recipe for c in platform.cells)]
-        return f"{wanted.recipe} runs on {_runs_at(wanted.recipe)}; {', '.join(there)} run there"
+        return f"{wanted.recipe} runs on {runs_at(wanted.recipe)}; {', '.join(there)} run there"
     near = [c for c in cells if c.layout == wanted.layout] or cells
     # A layout that must change keeps the scales where it can.
     near = [c for c in near if c.scale_layout == wanted.scale_layout] or near
@@ -207,7 +228,7 @@ def check(arch: int | str, recipe: str, layout: str, scale_layout: str) -> None:
     if platform is None or not platform.cells:
         raise ValueError(
             f"dgmoe_ops.platforms: arch must be one that grouped GEMMs exist for, got"
-            f" {arch_name(arch)}; {recipe} runs on {_runs_at(recipe)}"
+            f" {arch_name(arch)}; {recipe} runs on {runs_at(recipe)}"
         )
     work = _what_would_work(platform, Cell(recipe, layout, scale_layout))
     raise ValueError(

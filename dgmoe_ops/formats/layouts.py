@@ -16,6 +16,7 @@ import torch
 from .. import config
 from .layout import LAYOUT_ARGUMENTS as LAYOUT_ARGUMENTS
 from .layout import Layout
+from .symbolic import always
 
 TILE_ROWS = 128  #: rows of the tile within which a GEMM may read past an expert's valid rows
 SLAB_ROWS = 256  #: an expert's slab grows in these steps
@@ -121,7 +122,10 @@ def masked_bytes(tokens, experts: int, hidden: int, inter: int, quantized: bool)
 
 
 class LayoutFacts(NamedTuple):
-    """What the choice of a layout looks at: nothing that graph capture would change."""
+    """What the choice of a layout looks at: nothing that graph capture would change.
+
+    `tokens` may be symbolic. What is compared with it then must hold for its whole range.
+    """
 
     argument: str  #: `layout=` of the call
     tokens: int
@@ -131,10 +135,13 @@ class LayoutFacts(NamedTuple):
     inter: int  #: padded
     quantized: bool
     memory_bytes: int | None  #: of the device; None where a slab buys nothing (CPU)
+    #: what the device runs of this recipe and these scales, as `platforms.legal_layouts` has it
+    legal: tuple[Layout, ...] = tuple(Layout)
+    platform: str = "the device"  #: for people to read
 
     @property
     def slab_bytes(self) -> int:
-        _, tokens, _, experts, hidden, inter, quantized, _ = self
+        _, tokens, _, experts, hidden, inter, quantized, *_ = self
         return masked_bytes(tokens, experts, hidden, inter, quantized)
 
     @property
@@ -160,22 +167,30 @@ class LayoutExplanation(NamedTuple):
 
 def _decide(facts: LayoutFacts) -> tuple[str, Layout]:
     """The link of the chain that decides, by its name in `_SAYS`, and the layout."""
-    argument, tokens, top_k, experts, hidden, inter, quantized, memory_bytes = facts
+    argument, tokens, top_k, experts, hidden, inter, quantized, memory_bytes, legal, _ = facts
     if argument != "auto":
         return "argument", Layout(argument)
     override = config.layout_override()
     if override is not None:
         return "DGMOE_LAYOUT", override
+    if len(legal) == 1:
+        return "platform", legal[0]
     if memory_bytes is None:
         return "device", Layout.CONTIG
     # With so few rows a masked GEMM spends its time walking empty experts.
-    if tokens * top_k * 8 <= experts:
+    if always(tokens * top_k * 8 <= experts):
         return "rows against experts", Layout.CONTIG
     # Where the slab fits, masked wins: it pads no expert to the alignment.
     # Not the properties of `facts`: Dynamo of 2.10 does not follow those of a NamedTuple.
     slab = masked_bytes(tokens, experts, hidden, inter, quantized)
-    fits = slab <= int(memory_bytes * config.masked_memory_fraction())
+    fits = always(slab <= int(memory_bytes * config.masked_memory_fraction()))
     return "slab against budget", Layout.MASKED if fits else Layout.CONTIG
+
+
+def _say_platform(facts: LayoutFacts) -> str:
+    if not facts.legal:
+        return f"{facts.platform} runs it in no layout"
+    return f"{facts.platform} runs it in {' and '.join(facts.legal)}"
 
 
 def _say_device(facts: LayoutFacts) -> str:
@@ -202,32 +217,57 @@ def _say_memory(facts: LayoutFacts) -> str:
 _SAYS: dict[str, Callable[[LayoutFacts], str]] = {
     "argument": lambda facts: f'layout="{facts.argument}"',
     "DGMOE_LAYOUT": lambda facts: str(config.layout_override() or "unset or auto"),
+    "platform": _say_platform,
     "device": _say_device,
     "rows against experts": _say_rows,
     "slab against budget": _say_memory,
 }
 
 
+def _legal_choice(facts: LayoutFacts) -> Layout:
+    decided_by, layout = _decide(facts)
+    legal, platform = facts[-2:]
+    if legal and layout not in legal:
+        arg = "layout" if decided_by == "argument" else decided_by
+        names = " or ".join([name.value for name in legal])
+        raise ValueError(
+            f"dgmoe_ops.layouts: {arg} must be {names} on {platform}, got {layout.value}"
+        )
+    return layout
+
+
 @functools.lru_cache(maxsize=4096)
 def _decided(facts: LayoutFacts, override: Layout | None, fraction: float) -> Layout:
     """The choice for facts and settings that are plain numbers."""
-    return _decide(facts)[1]
+    return _legal_choice(facts)
 
 
 def choose_layout(facts: LayoutFacts) -> Layout:
     """Choose between the masked and the contiguous layout from static facts alone.
 
+    The same facts choose the same layout in every call, captured or traced. Where `tokens` is
+    symbolic, one choice serves its whole range and no guard is set: masked where the slab of the
+    most tokens fits the budget, as under `torch._dynamo.mark_dynamic(x, 0, max=512)` or
+    `torch.export.Dim("tokens", max=512)`; contig, which fits in any case, where the range has no
+    end.
+
     Raises:
-        ValueError: a `DGMOE_*` variable that the choice reads has no legal value.
+        ValueError: a `DGMOE_*` variable that the choice reads has no legal value, or the argument
+            or `DGMOE_LAYOUT` names a layout that does not run on the device.
     """
     if torch.compiler.is_compiling() or type(facts.tokens) is not int:
-        return _decide(facts)[1]
+        return _legal_choice(facts)
     return _decided(facts, config.layout_override(), config.masked_memory_fraction())
 
 
 def explain_layout(facts: LayoutFacts) -> LayoutExplanation:
     """Explain what `choose_layout` chooses: each link of the chain in words, up to the one that
     decided.
+
+    The links: the argument, `DGMOE_LAYOUT`, the platform where it runs one layout only, the device
+    (a CPU takes contig), rows against experts (contig for very few), the slab against the memory
+    budget. A layout that was named and does not run there is explained, too; `choose_layout` and
+    the layer refuse it.
 
     Raises:
         ValueError: a `DGMOE_*` variable that the choice reads has no legal value.

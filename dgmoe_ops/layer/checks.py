@@ -8,10 +8,12 @@ import torch
 
 from .._sanity import at, first_where, looks_at
 from ..config import sanity_check
-from ..formats.layouts import LAYOUT_ARGUMENTS, ceil_div, round_up
+from ..formats.layouts import LAYOUT_ARGUMENTS, Layout, ceil_div, round_up
 from ..formats.recipes import RECIPES, Recipe
+from ..formats.symbolic import same_size
 from ..ops._registry import autograd_follows, one_device, refuse_grad, wants_grad
 from .activations import activation_keywords, check_activation, float32_fault
+from .device import Device, check_addresses, check_legal, check_weights, device_of
 
 GATE_UP_INTERLEAVES = (0, 1, 8)
 PARAMETERS = ("swiglu_limit", "gemm1_alpha", "gemm1_clamp_limit", "beta", "linear_beta")
@@ -58,6 +60,8 @@ class Checked(NamedTuple):
     recipe: Recipe
     num_experts: int  #: over all ranks
     activation: dict[str, float | None]  #: keywords of the activation's op
+    device: Device
+    legal: tuple[Layout, ...]  #: what the device runs
 
 
 def _fail(arg: str, must: str, got) -> None:
@@ -193,6 +197,13 @@ def check_layer(call: Arguments) -> Checked:
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[key] = checked
+        check_addresses(
+            checked.device,
+            w13=call.w13,
+            w2=call.w2,
+            w13_scale=call.w13_scale,
+            w2_scale=call.w2_scale,
+        )
     if autograd_follows():
         for arg, tensor in tensors.items():
             if tensor is not None and wants_grad(tensor):
@@ -225,9 +236,10 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
     _dtype("topk_weights", topk_weights, _WEIGHT_DTYPES)
     _dim("topk_weights", topk_weights, 2, "(tokens, top_k)")
     tokens, hidden = hidden_states.shape
-    if topk_ids.shape[0] != tokens:
+    if not same_size(topk_ids.shape[0], tokens):
         _fail("topk_ids", f"have {tokens} rows, one a token", tuple(topk_ids.shape))
-    if tuple(topk_weights.shape) != tuple(topk_ids.shape):
+    (rows, columns), (tokens_of_ids, top_k) = topk_weights.shape, topk_ids.shape
+    if not (same_size(rows, tokens_of_ids) and same_size(columns, top_k)):
         _fail(
             "topk_weights",
             f"have the shape of topk_ids, {tuple(topk_ids.shape)}",
@@ -289,7 +301,12 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
         )
 
     one_device("fused_moe", list(tensors), tuple(tensors.values()), {})
-    return Checked(chosen, total, keywords)
+    device = device_of(w13.device)
+    packed = w13_scale is not None and w13_scale.dtype == torch.int32
+    legal = check_legal(device, chosen, layout, packed)
+    weights, scales = {"w13": w13, "w2": w2}, {"w13_scale": w13_scale, "w2_scale": w2_scale}
+    check_weights(device, chosen, legal, weights, scales)
+    return Checked(chosen, total, keywords, device, legal)
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:

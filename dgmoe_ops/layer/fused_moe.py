@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 from ..formats.layouts import Layout, LayoutFacts, choose_layout, expected_rows
-from ..formats.recipes import Recipe
 from ..ops._registry import NAMESPACE, fake_of
 from ..ops.combine import post_reorder_deepgemm
-from .checks import Arguments, Between, check_layer, check_out
+from .checks import Arguments, Between, Checked, check_layer, check_out
+from .device import check_alignment, device_name
 from .stages import Stages, activate, gemm, place, weigh_input
 
 
-@functools.lru_cache(maxsize=64)
-def _device_memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
-
-
 def resolve_layout(
-    layout: str, tokens: int, top_k: int, w13: torch.Tensor, w2: torch.Tensor, recipe: Recipe
+    layout: str, tokens: int, top_k: int, w13: torch.Tensor, w2: torch.Tensor, checked: Checked
 ) -> Layout:
     """The layout that a call takes; `layouts.explain_layout` says why."""
     if layout != "auto":
         return Layout(layout)
-    device = w13.device
-    memory = _device_memory(device) if device.type == "cuda" else None
+    recipe, device = checked.recipe, checked.device
     sizes = w13.shape[0], recipe.columns_of(w13), recipe.columns_of(w2)
-    return choose_layout(LayoutFacts(layout, tokens, top_k, *sizes, recipe.quantized, memory))
+    return choose_layout(
+        LayoutFacts(
+            layout,
+            tokens,
+            top_k,
+            *sizes,
+            recipe.quantized,
+            device.memory_bytes,
+            checked.legal,
+            device_name(device),
+        )
+    )
 
 
 def fused_moe_inline(
@@ -61,6 +64,12 @@ def fused_moe_inline(
     """Run the layer as its named calls, traceable: for export and for fusing around.
 
     Arguments, result and bits are those of `fused_moe`, which is one opaque node in a graph.
+
+    Where a graph serves many token counts, `layout="auto"` chooses once for all, without a guard:
+    masked where the range of the tokens has an end and the slab of the most tokens fits, as under
+    `mark_dynamic(x, 0, max=512)` or `Dim("tokens", max=512)`, else contig, which is right and fits
+    for any number. `fused_moe` chooses at every call, and so may take the other layout, which may
+    round the MX recipes differently on SM90; a named layout and `DGMOE_LAYOUT` hold in both.
     `out`, a contiguous buffer like hidden_states, takes the result where it is given. It may be
     hidden_states itself, which is read before anything is written, and shares no memory with
     another argument.
@@ -92,7 +101,7 @@ def fused_moe_inline(
         routed_scaling_factor,
         layout,
     )
-    chosen, total, keywords = check_layer(given)
+    checked = check_layer(given)
     if out is not None:
         check_out(out, given)
     hidden = hidden_states.shape[1]
@@ -100,16 +109,19 @@ def fused_moe_inline(
     if apply_router_weight_on_input:
         x, ids, weights = weigh_input(x, weights, ids)
     tokens, top_k = ids.shape
+    chosen = resolve_layout(layout, tokens, top_k, w13, w2, checked)
+    if not torch.compiler.is_compiling():  # the scopes are those of the run, not of the trace
+        check_alignment(checked.device, chosen)
     stages = Stages(
-        recipe=chosen,
-        layout=resolve_layout(layout, tokens, top_k, w13, w2, chosen),
-        form=chosen.scale_layout(w13_scale),
+        recipe=checked.recipe,
+        layout=chosen,
+        form=checked.recipe.scale_layout(w13_scale),
         experts=w13.shape[0],
         expert_start=expert_start,
-        padded_hidden=chosen.columns_of(w13),
-        expected_m=expected_rows(tokens, top_k, total),
+        padded_hidden=checked.recipe.columns_of(w13),
+        expected_m=expected_rows(tokens, top_k, checked.num_experts),
         between=between,
-        activation=keywords,
+        activation=checked.activation,
     )
     # Each intermediate is dropped as soon as the next stage has read it: the peak is one GEMM's
     # input and output.
@@ -201,14 +213,14 @@ def fused_moe(
             so that the layer runs like one of tokens * top_k tokens; a repeated id then counts once
             a slot.
         layout: "masked", "contig", or "auto": chosen from static facts, the same under graph
-            capture as before.
+            capture as before; `dgmoe_ops.layouts.explain_layout` tells why. SM120 runs contig only.
 
     Returns:
         (tokens, hidden) bfloat16. A token without a local expert is exactly 0.
 
     Raises:
-        ValueError: an argument has the wrong dtype, rank, size, device or value; nothing has run
-            then.
+        ValueError: an argument has the wrong dtype, rank, size, strides, device or value, or the
+            device does not run it; nothing has run then.
         RuntimeError: a tensor requires grad while grad mode is on: the layer is for inference.
     """
     return torch.ops.dgmoe.fused_moe(
