@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..backends import platforms
 from ..backends.heuristics import gemm_plan
 from ..formats.gemm import GroupedGemmSpec
 from ..formats.layouts import (
@@ -97,6 +98,10 @@ class Call:
             self.padded_inter,
             self.recipe.quantized,
             memory_bytes,
+            platforms.legal_layouts(
+                self.arch, self.recipe.name, self.recipe.scale_layout_name(self.packed)
+            ),
+            platforms.arch_name(self.arch),
         )
 
     def gemm_rows(self, layout: Layout) -> int:

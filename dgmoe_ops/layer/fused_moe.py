@@ -5,32 +5,31 @@ from __future__ import annotations
 import torch
 
 from ..formats.layouts import Layout, LayoutFacts, choose_layout, expected_rows
+from ..formats.recipes import Recipe
 from ..ops._registry import NAMESPACE, fake_of
 from ..ops.combine import post_reorder_deepgemm
-from .checks import Arguments, Between, Checked, check_layer, check_out
-from .device import check_alignment, device_name
+from .checks import Arguments, Between, check_layer, check_out
+from .device import check_alignment, device_name, device_of
 from .stages import Stages, activate, gemm, place, weigh_input
 
 
 def resolve_layout(
-    layout: str, tokens: int, top_k: int, w13: torch.Tensor, w2: torch.Tensor, checked: Checked
+    layout: str,
+    tokens: int,
+    top_k: int,
+    w13: torch.Tensor,
+    w2: torch.Tensor,
+    recipe: Recipe,
+    legal: tuple[Layout, ...] = tuple(Layout),
 ) -> Layout:
     """The layout that a call takes; `layouts.explain_layout` says why."""
     if layout != "auto":
         return Layout(layout)
-    recipe, device = checked.recipe, checked.device
+    device = device_of(w13.device)
     sizes = w13.shape[0], recipe.columns_of(w13), recipe.columns_of(w2)
+    memory, name = device.memory_bytes, device_name(device)
     return choose_layout(
-        LayoutFacts(
-            layout,
-            tokens,
-            top_k,
-            *sizes,
-            recipe.quantized,
-            device.memory_bytes,
-            checked.legal,
-            device_name(device),
-        )
+        LayoutFacts(layout, tokens, top_k, *sizes, recipe.quantized, memory, legal, name)
     )
 
 
@@ -109,7 +108,7 @@ def fused_moe_inline(
     if apply_router_weight_on_input:
         x, ids, weights = weigh_input(x, weights, ids)
     tokens, top_k = ids.shape
-    chosen = resolve_layout(layout, tokens, top_k, w13, w2, checked)
+    chosen = resolve_layout(layout, tokens, top_k, w13, w2, checked.recipe, checked.legal)
     if not torch.compiler.is_compiling():  # the scopes are those of the run, not of the trace
         check_alignment(checked.device, chosen)
     stages = Stages(

@@ -30,6 +30,7 @@ from dgmoe_ops.formats.layouts import Layout  # noqa: E402
 from dgmoe_ops.formats.recipes import RECIPES  # noqa: E402
 from dgmoe_ops.layer import fused_moe as layer  # noqa: E402
 from dgmoe_ops.layer import stages  # noqa: E402
+from dgmoe_ops.layer.device import Device  # noqa: E402
 from dgmoe_ops.ops import gemm  # noqa: E402
 
 SMALL = {"tokens": 4, "experts": 4, "hidden": 256, "intermediate": 128, "top-k": 2}
@@ -124,7 +125,7 @@ def test_the_small_case_by_hand() -> None:
 def test_the_choice_of_the_small_case() -> None:
     choice = document()["choice"]
     assert (choice["layout"], choice["decided_by"]) == ("masked", "slab against budget")
-    assert [link["layout"] for link in choice["chain"]] == [None, None, None, None, "masked"]
+    assert [link["layout"] for link in choice["chain"]] == [None] * 5 + ["masked"]
     plan = document(device_memory_gib=0.001)
     assert plan["choice"]["layout"] == "contig"
     assert plan["slab_bytes"] > plan["budget_bytes"] == int(int(0.001 * 2**30) * 0.25)
@@ -260,7 +261,7 @@ def test_the_layer_takes_what_is_explained(
     w13 = SimpleNamespace(shape=(experts, 1024, 1024 // per), device=device)
     w2 = SimpleNamespace(shape=(experts, 1024, 512 // per))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layer, "_device_memory", lambda device: memory_bytes)
+        patch.setattr(layer, "device_of", lambda device: Device("cpu", memory_bytes))
         taken = layer.resolve_layout(layout, tokens, top_k, w13, w2, RECIPES[recipe])
     assert taken == explained.layout
 

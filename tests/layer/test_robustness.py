@@ -81,7 +81,9 @@ def test_the_choice_of_a_gpu_compiles(dynamic):
         return x + (1 if choose_layout(facts) == "masked" else 2)
 
     compiled = torch.compile(chosen, fullgraph=True, dynamic=dynamic, backend="eager")
-    assert compiled(torch.zeros(128)).sum() == 128 and compiled(torch.zeros(4)).sum() == 8
+    # One graph for any number of tokens takes what fits them all.
+    most = 256 if dynamic else 128
+    assert compiled(torch.zeros(128)).sum() == most and compiled(torch.zeros(4)).sum() == 8
 
 
 @pytest.mark.parametrize("factor", [float("inf"), float("nan"), 1e39, -1e39, 1e-39, -1e-46])
