@@ -103,11 +103,12 @@ def _arch_problems(machine: Machine) -> list[Problem]:
             )
             problems.append(Problem(what, "pip install triton", False))
         layouts = {layout for found in usable.values() for layout in found}
-        forced = any(s.name == "DGMOE_LAYOUT" and s.value in layouts for s in machine.settings)
-        if len(layouts) == 1 and not forced:
-            only = layouts.pop()
-            what = f'{name} runs layout {only} only, and layout="auto" may choose the other'
-            problems.append(Problem(what, f"export DGMOE_LAYOUT={only}", False))
+        named = [s.value for s in machine.settings if s.name == "DGMOE_LAYOUT"]
+        for value in named:
+            if value in tuple(Layout) and value not in layouts:
+                only = " and ".join(layouts)
+                what = f'{name} runs layout {only} only; DGMOE_LAYOUT={value} stops layout="auto"'
+                problems.append(Problem(what, "unset DGMOE_LAYOUT", False))
     return problems
 
 
