@@ -146,8 +146,18 @@ def _op_section(op: str) -> str:
     return "\n".join(lines)
 
 
+def helpers(room: str) -> list[str]:
+    """The functions of a room's module that are no ops themselves."""
+    public = (name for name in dgmoe_ops.ops.__all__ if name not in ops())
+    modules = {name: getattr(dgmoe_ops.ops, name).__module__ for name in public}
+    return sorted(name for name, module in modules.items() if module.endswith(f".{room}"))
+
+
 def _room_page(room: str, title: str) -> str:
     sections = [_op_section(op) for op in ops() if room_of(op) == room]
+    for name in helpers(room):
+        sections += [f"## `{name}`", "", f"::: dgmoe_ops.ops.{name}"]
+        sections += ["    options:", "      show_root_heading: false", ""]
     return "\n".join([_NOTE, f"# {title}", "", *sections])
 
 

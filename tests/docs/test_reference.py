@@ -25,6 +25,13 @@ def test_every_public_name_is_placed() -> None:
         assert known or f"::: dgmoe_ops.{name}\n" in pages, name
 
 
+def test_every_function_beside_the_ops_is_placed() -> None:
+    pages = "\n".join(reference.pages().values())
+    for name in dgmoe_ops.ops.__all__:
+        documented = f"::: dgmoe_ops.ops.{name}\n" in pages
+        assert documented or hasattr(dgmoe_ops, name), name
+
+
 def test_a_name_without_a_page_is_refused(monkeypatch) -> None:
     monkeypatch.setattr(dgmoe_ops, "__all__", [*dgmoe_ops.__all__, "forgotten"])
     assert reference.unplaced() == ["forgotten"]
