@@ -141,7 +141,7 @@ def warmup(
     local = experts if local_experts is None else local_experts
     check_sizes(experts, local, top_k)
     what = LayerShape(local, hidden, intermediate, top_k, recipe, experts)
-    layouts = tuple(Layout) if layout == "both" else (layout,)
+    layouts = None if layout == "both" else (layout,)  # those that the device runs
     if dry_run:
         try:
             calls = plan_warmup(what, tokens=tokens, layouts=layouts, alignment=alignment)

@@ -359,18 +359,19 @@ def plan_warmup(
     recipe: str | None = None,
     top_k: int | None = None,
     num_experts: int | None = None,
-    layouts: Iterable[Layout | str] = tuple(Layout),
+    layouts: Iterable[Layout | str] | None = None,
     alignment: int | None = None,
 ) -> list[KernelCall]:
     """List the calls that `warmup` with these arguments makes, each once; needs no GPU.
 
     Every token count of `tokens` has its calls in the list: both GEMMs in each layout. Counts that
-    make the same call share it; nothing else is left out.
+    make the same call share it; nothing else is left out. Without `layouts` both are listed;
+    `warmup` then makes the calls of those that its device runs.
 
     Raises:
         ValueError: an argument has the wrong type, size or value.
     """
-    chosen, aligned = check_layouts(layouts, alignment)
+    chosen, aligned = check_layouts(tuple(Layout) if layouts is None else layouts, alignment)
     spans = spans_of(tokens)
     return list(
         dict.fromkeys(

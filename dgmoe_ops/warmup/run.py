@@ -225,16 +225,23 @@ def _own_weights(layers: Iterable[Layer], device: torch.device) -> dict:
     }
 
 
-def _check_platform(
-    arch: int, layers: list[Layer], layouts: Iterable[Layout], own: dict, packed: bool
-) -> None:
-    for layer in layers:
-        form = layer.recipe.scale_layout_name(packed)
-        weight = own.get((layer.experts, *layer.gemms[0], layer.recipe.name))
-        if layer.recipe.quantized and weight is not None:
-            form = layer.recipe.scale_layout_name(weight[1].dtype == torch.int32)
-        for layout in layouts:
-            platforms.check(arch, layer.recipe.name, layout, form)
+def legal_layouts(
+    arch: int | str, layer: Layer, wanted: Iterable[Layout] | None, own: dict, packed: bool
+) -> tuple[Layout, ...]:
+    """The layouts to warm a layer up in: the wanted ones, or all that its device runs.
+
+    Raises:
+        ValueError: the device does not run it, or not in a layout that is wanted.
+    """
+    form = layer.recipe.scale_layout_name(packed)
+    weight = own.get((layer.experts, *layer.gemms[0], layer.recipe.name))
+    if layer.recipe.quantized and weight is not None:
+        form = layer.recipe.scale_layout_name(weight[1].dtype == torch.int32)
+    legal = platforms.legal_layouts(arch, layer.recipe.name, form)
+    found = tuple(wanted or legal or Layout)
+    for layout in found:
+        platforms.check(arch, layer.recipe.name, layout, form)
+    return found
 
 
 def _groups(calls: Iterable[KernelCall]) -> list[jit_cache.Group]:
@@ -259,7 +266,7 @@ def warmup(
     recipe: str | None = None,
     top_k: int | None = None,
     num_experts: int | None = None,
-    layouts: Iterable[Layout | str] = tuple(Layout),
+    layouts: Iterable[Layout | str] | None = None,
     alignment: int | None = None,
     device: torch.device | str = "cuda",
     cache_dir: str | os.PathLike | None = None,
@@ -283,7 +290,7 @@ def warmup(
         recipe: "bf16", "fp8_block", "mxfp8" or "mxfp4". Default what the weights or the shape say.
         top_k: experts a token. Default what the shape, or the module or one above it, says.
         num_experts: over all ranks. Default as top_k, else the experts of the weights.
-        layouts: "masked", "contig".
+        layouts: "masked", "contig". Default every one that the device runs.
         alignment: rows to which segments of the contiguous layout are padded. Default 128, as the
             layer has it.
         device: a GPU. CPU kernels need no warm-up: then nothing is done.
@@ -308,7 +315,7 @@ def warmup(
     """
     started = time.perf_counter()
     device = torch.device(device)
-    chosen, aligned = check_layouts(layouts, alignment)
+    wanted, aligned = check_layouts(tuple(Layout) if layouts is None else layouts, alignment)
     spans = spans_of(tokens)
     layers = layers_of(what, recipe, top_k, num_experts)
     if device.type == "cpu":
@@ -324,8 +331,10 @@ def warmup(
         index = torch.cuda.current_device() if device.index is None else device.index
         device = torch.device("cuda", index)
     own = _own_weights(layers, device)
+    chosen = [wanted] * len(layers)
     if runner is None:
-        _check_platform(arch, layers, chosen, own, _packed(arch))
+        named = None if layouts is None else wanted
+        chosen = [legal_layouts(arch, one, named, own, _packed(arch)) for one in layers]
         runner = OpRunner(device, _packed(arch), own)
     if free_bytes is None:
         free_bytes = functools.partial(_free_bytes, device) if on_gpu else lambda: sys.maxsize
@@ -341,8 +350,8 @@ def warmup(
 
     calls: dict[KernelCall, None] = {}
     shrunk: list[Shrunk] = []
-    for layer in layers:
-        for layout in chosen:
+    for layer, layouts_of_it in zip(layers, chosen, strict=True):
+        for layout in layouts_of_it:
             fitting, less = _fit(layer, spans, layout, aligned, own, arch, free)
             calls.update(dict.fromkeys(fitting))
             if less is not None:

@@ -6,6 +6,8 @@ through the adapter to a stand-in library on a pretended device.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from deep_gemm_stand_in import Library, mx_request
@@ -14,8 +16,12 @@ from helpers import replace_gemms
 
 import dgmoe_ops
 from dgmoe_ops.backends import deep_gemm, platforms
-from dgmoe_ops.backends.deep_gemm import library
+from dgmoe_ops.backends.deep_gemm import library, switches
 from dgmoe_ops.backends.request import Operands, request_of
+from dgmoe_ops.formats.layouts import Layout
+from dgmoe_ops.layer import checks
+from dgmoe_ops.layer import fused_moe as layer
+from dgmoe_ops.layer.device import Device
 
 ALL_NAMES = tuple(dict.fromkeys(names[0] for names in library.FUNCTION_NAMES.values()))
 TMA_BYTES = 16
@@ -128,6 +134,43 @@ def test_blackwell_gets_what_it_documents(
     assert len(calls) == 2  # both GEMMs
     for call in calls:
         assert_documented(*call, recipe)
+
+
+SCOPES = {
+    "num_sms": lambda: dgmoe_ops.num_sms(24),
+    "pdl": lambda: dgmoe_ops.pdl(True),
+    "contiguous_alignment": lambda: dgmoe_ops.contiguous_alignment(64),
+}
+
+
+@pytest.mark.parametrize("scope", [None, *SCOPES])
+@pytest.mark.parametrize("arch", [100, 103, 120, 121])
+def test_auto_hands_over_what_runs_in_every_scope(pretend, monkeypatch, arch, scope) -> None:
+    names = [name for switch in switches.SWITCHES.values() for name in switch]
+    handed = pretend(Library(*ALL_NAMES, *names), arch // 10)
+    monkeypatch.setattr(checks, "_known", {})
+    for module in (checks, layer):
+        monkeypatch.setattr(module, "device_of", lambda device: Device(arch, 80 << 30))
+    replace_gemms(monkeypatch, through_adapter)
+    target = platforms.platform_of(arch).target
+    g = torch.Generator().manual_seed(0)
+    w13 = torch.randn(3, 256, 256, generator=g).bfloat16()
+    w2 = torch.randn(3, 256, 128, generator=g).bfloat16()
+    x = torch.randn(5, 256, generator=g).bfloat16()
+    ids = torch.tensor([[0, 1]] * 5)  # expert 2 has no token
+    for recipe in platforms.RECIPES:
+        legal = platforms.layouts_of(arch, recipe)
+        if not legal:
+            continue
+        prepared = dgmoe_ops.prepare_weights(w13, None, w2, None, recipe=recipe, target=target)
+        handed.calls.clear()
+        with SCOPES[scope]() if scope else contextlib.nullcontext():
+            dgmoe_ops.fused_moe_inline(x, torch.ones(5, 2), ids, *prepared.tensors, recipe=recipe)
+        calls = [call for call in handed.calls if "grouped" in call[0]]
+        assert len(calls) == 2
+        for call in calls:
+            assert ("masked" in call[0]) == (Layout.MASKED in legal)
+            assert_documented(*call, recipe)
 
 
 @pytest.mark.parametrize("arch_major", [10, 12])

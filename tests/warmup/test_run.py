@@ -19,7 +19,7 @@ from dgmoe_ops.formats.recipes import RECIPES
 from dgmoe_ops.testing.layer import layer_inputs
 from dgmoe_ops.warmup.operands import OpRunner, operand_bytes, weight_bytes
 from dgmoe_ops.warmup.plan import layer_calls, layers_of
-from dgmoe_ops.warmup.run import WarmupReport, _fit
+from dgmoe_ops.warmup.run import WarmupReport, _fit, legal_layouts
 
 SHAPE = LayerShape(4, 256, 128, 2, "fp8_block")
 
@@ -329,3 +329,11 @@ def test_no_bar_where_none_is_wanted(monkeypatch, tmp_path, capsys) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     run(tmp_path, progress=False)
     assert capsys.readouterr().err == ""
+
+
+def test_only_what_the_device_runs_is_warmed_up() -> None:
+    (found,) = layers_of(LayerShape(4, 256, 128, 2, "fp8_block"), None, None, None)
+    assert legal_layouts(120, found, None, {}, True) == (Layout.CONTIG,)
+    assert legal_layouts(100, found, None, {}, True) == tuple(Layout)
+    with pytest.raises(ValueError, match="does not run recipe fp8_block in layout masked"):
+        legal_layouts(120, found, (Layout.MASKED,), {}, True)
