@@ -47,6 +47,13 @@ def has_kernel(op: str, key: str) -> bool:
     return torch._C._dispatch_has_kernel_for_dispatch_key(f"{NAMESPACE}::{op}", key)
 
 
+def has_checks(op: str) -> bool:
+    """Whether C++ binds the header contract for fakes, as the private op `_check_<op>`."""
+    checks = f"_check_{op}"
+    known = f"{NAMESPACE}::{checks}" in torch._C._dispatch_get_all_op_names()
+    return known and has_kernel(checks, "Meta")
+
+
 def has_fake(op: str) -> bool:
     entry = registry.find(f"{NAMESPACE}::{op}")
     return entry.fake_impl.kernel is not None or has_kernel(op, "Meta")
@@ -126,6 +133,7 @@ def missing_parts(op: str) -> list[str]:
     present = {
         "room": room is not None,
         "contract header": python or has_contract(op, room),
+        "checks for fakes": python or has_checks(op),
         "CPU kernel": has_kernel(op, "CPU") or has_kernel(op, "CompositeExplicitAutograd"),
         "CUDA kernel": has_cuda(op, room),
         "fake kernel": has_fake(op),

@@ -57,6 +57,7 @@ def test_a_half_added_op_is_rejected() -> None:
     assert nothing == [
         "room",
         "contract header",
+        "checks for fakes",
         "CPU kernel",
         "CUDA kernel",
         "fake kernel",

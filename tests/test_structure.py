@@ -31,6 +31,7 @@ COMMON_MAY_INCLUDE = {
     "allocate.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
     "output.h": {"numerics.h", "layout.h", "tensor.h", "check.h", "allocate.h"},
     "parallel.h": {"numerics.h", "layout.h", "tensor.h", "check.h"},
+    "contract.h": {"numerics.h", "layout.h", "tensor.h"},
     "cuda.cuh": {"numerics.h", "env.h", "sm90.cuh", "layout.h", "tensor.h", "sanity.h", "check.h"},
     "sanity.cuh": {"sanity.h", "allocate.h", "cuda.cuh"},
 }

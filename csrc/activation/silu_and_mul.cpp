@@ -1,5 +1,6 @@
 #include "silu_and_mul.h"
 
+#include "../common/contract.h"
 #include "gated_cpu.h"
 
 namespace dgmoe {
@@ -23,3 +24,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSiluAndMulSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("silu_and_mul", DGMOE_BOX(dgmoe::silu_and_mul_cpu));
 }
+DGMOE_CONTRACT(silu_and_mul, kSiluAndMulSchema)

@@ -1,5 +1,6 @@
 #include "silu_and_mul_post_quant_contig.h"
 
+#include "../common/contract.h"
 #include "gated_cpu.h"
 
 namespace dgmoe {
@@ -25,3 +26,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSiluAndMulPostQuantConti
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("silu_and_mul_post_quant_contig", DGMOE_BOX(dgmoe::silu_and_mul_post_quant_contig_cpu));
 }
+DGMOE_CONTRACT(silu_and_mul_post_quant_contig, kSiluAndMulPostQuantContigSchema)

@@ -1,5 +1,6 @@
 #include "silu_and_mul_post_quant_masked.h"
 
+#include "../common/contract.h"
 #include "gated_cpu.h"
 
 namespace dgmoe {
@@ -24,3 +25,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSiluAndMulPostQuantMaske
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("silu_and_mul_post_quant_masked", DGMOE_BOX(dgmoe::silu_and_mul_post_quant_masked_cpu));
 }
+DGMOE_CONTRACT(silu_and_mul_post_quant_masked, kSiluAndMulPostQuantMaskedSchema)

@@ -1,5 +1,6 @@
 #include "situ_and_mul.h"
 
+#include "../common/contract.h"
 #include "gated_cpu.h"
 
 namespace dgmoe {
@@ -21,3 +22,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSituAndMulSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("situ_and_mul", DGMOE_BOX(dgmoe::situ_and_mul_cpu));
 }
+DGMOE_CONTRACT(situ_and_mul, kSituAndMulSchema)

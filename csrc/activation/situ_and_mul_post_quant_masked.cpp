@@ -1,5 +1,6 @@
 #include "situ_and_mul_post_quant_masked.h"
 
+#include "../common/contract.h"
 #include "gated_cpu.h"
 
 namespace dgmoe {
@@ -23,3 +24,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kSituAndMulPostQuantMaske
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("situ_and_mul_post_quant_masked", DGMOE_BOX(dgmoe::situ_and_mul_post_quant_masked_cpu));
 }
+DGMOE_CONTRACT(situ_and_mul_post_quant_masked, kSituAndMulPostQuantMaskedSchema)

@@ -1,5 +1,6 @@
 #include "ep_gather.h"
 
+#include "../common/contract.h"
 #include "weighted_rows_cpu.h"
 
 namespace dgmoe {
@@ -17,3 +18,4 @@ Tensor ep_gather_cpu(const Tensor& y, const Tensor& topk_ids, const Tensor& topk
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kEpGatherSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("ep_gather", DGMOE_BOX(dgmoe::ep_gather_cpu)); }
+DGMOE_CONTRACT(ep_gather, kEpGatherSchema)

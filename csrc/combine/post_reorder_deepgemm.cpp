@@ -1,5 +1,6 @@
 #include "post_reorder_deepgemm.h"
 
+#include "../common/contract.h"
 #include "weighted_rows_cpu.h"
 
 namespace dgmoe {
@@ -39,3 +40,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("post_reorder_deepgemm", DGMOE_BOX(dgmoe::post_reorder_deepgemm_cpu));
   m.impl("post_reorder_deepgemm.out", DGMOE_BOX(dgmoe::post_reorder_deepgemm_out_cpu));
 }
+DGMOE_CONTRACT(post_reorder_deepgemm, kPostReorderDeepgemmOutSchema)

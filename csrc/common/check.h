@@ -24,12 +24,12 @@ inline std::string shape_text(const Tensor& tensor) {
 }
 
 inline std::string device_text(const Tensor& tensor) {
-  int32_t type = 0;
-  int32_t index = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
-  if (type == aoti_torch_device_type_cpu()) return "cpu";
-  return (type == aoti_torch_device_type_cuda() ? "cuda:" : "device:") + std::to_string(index);
+  const DeviceId device = device_of(tensor);
+  if (device.type == aoti_torch_device_type_cpu()) return "cpu";
+  const char* name = device.type == aoti_torch_device_type_cuda()   ? "cuda:"
+                     : device.type == aoti_torch_device_type_meta() ? "meta:"
+                                                                    : "device:";
+  return name + std::to_string(device.index);
 }
 
 // Expert ids are below this; any of them may be another rank's.
@@ -109,15 +109,9 @@ class Check {
 
   void same_device(const char* arg, const Tensor& tensor, const char* reference_arg,
                    const Tensor& reference) const {
-    int32_t types[2];
-    int32_t indices[2];
-    const Tensor* tensors[2] = {&tensor, &reference};
-    for (int i = 0; i < 2; ++i) {
-      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensors[i]->get(), &types[i]));
-      STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensors[i]->get(), &indices[i]));
-    }
-    const bool cpu = types[0] == aoti_torch_device_type_cpu();
-    if (types[0] == types[1] && (cpu || indices[0] == indices[1])) return;
+    const DeviceId device = device_of(tensor);
+    const DeviceId wanted = device_of(reference);
+    if (device.type == wanted.type && device.index == wanted.index) return;
     that(false, arg,
          std::string("be on the device of ") + reference_arg + " (" + device_text(reference) + ")",
          device_text(tensor));

@@ -64,6 +64,35 @@ inline ScalarType dtype_of(const Tensor& tensor) {
   return static_cast<ScalarType>(code);
 }
 
+// Where a tensor is, or, for a stand-in of contract.h, where the tensor is that it stands for.
+// PyTorch keeps no index of meta devices: a stand-in has it as a storage offset, in these steps.
+constexpr int64_t kStandInOffset = 16;
+
+struct DeviceId {
+  int32_t type;
+  int64_t index;
+};
+
+inline bool is_meta(const Tensor& tensor) {
+  int32_t type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  return type == aoti_torch_device_type_meta();
+}
+
+inline DeviceId device_of(const Tensor& tensor) {
+  int32_t type = 0;
+  int32_t index = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+  if (type == aoti_torch_device_type_cpu()) return {type, 0};
+  if (type == aoti_torch_device_type_meta()) {
+    int64_t offset = 0;
+    STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_storage_offset(tensor.get(), &offset));
+    return {type, offset / kStandInOffset};
+  }
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+  return {type, index};
+}
+
 inline const void* data_of(const Tensor& tensor) { return tensor.const_data_ptr(); }
 inline void* mutable_data_of(Tensor& tensor) { return tensor.mutable_data_ptr(); }
 
@@ -109,8 +138,9 @@ inline void matmul_into(Tensor& out, const Tensor& a, const Tensor& b) {
   torch::stable::detail::to<Tensor>(stack[0]);  // takes the returned reference off the stack
 }
 
-// Whether two tensors may share memory: their extents in bytes overlap.
+// Whether two tensors may share memory: their extents in bytes overlap. Meta tensors have no memory.
 inline bool may_overlap(const Tensor& a, const Tensor& b) {
+  if (is_meta(a) || is_meta(b)) return false;
   uintptr_t begin[2];
   uintptr_t end[2];
   const Tensor* tensors[2] = {&a, &b};

@@ -1,5 +1,6 @@
 #include "gemm_nt_bf16bf16f32.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -26,3 +27,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("gemm_nt_bf16bf16f32", DGMOE_BOX(dgmoe::gemm_nt_bf16bf16f32_cpu));
   m.impl("gemm_nt_bf16bf16f32.out", DGMOE_BOX(dgmoe::gemm_nt_bf16bf16f32_out_cpu));
 }
+DGMOE_CONTRACT(gemm_nt_bf16bf16f32, kGemmNtBf16bf16f32OutSchema)

@@ -1,5 +1,6 @@
 #include "gemm_nt_mxfp8_f8f8bf16.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -29,3 +30,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("gemm_nt_mxfp8_f8f8bf16", DGMOE_BOX(dgmoe::gemm_nt_mxfp8_f8f8bf16_cpu));
   m.impl("gemm_nt_mxfp8_f8f8bf16.out", DGMOE_BOX(dgmoe::gemm_nt_mxfp8_f8f8bf16_out_cpu));
 }
+DGMOE_CONTRACT(gemm_nt_mxfp8_f8f8bf16, kGemmNtMxfp8F8f8bf16OutSchema)

@@ -1,5 +1,6 @@
 #include "grouped_gemm_nt_bf16_contig.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -28,3 +29,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_bf16_contig", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_contig_cpu));
   m.impl("grouped_gemm_nt_bf16_contig.out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_contig_out_cpu));
 }
+DGMOE_CONTRACT(grouped_gemm_nt_bf16_contig, kGroupedGemmNtBf16ContigOutSchema)

@@ -1,5 +1,6 @@
 #include "grouped_gemm_nt_bf16_masked.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -29,3 +30,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_bf16_masked", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_masked_cpu));
   m.impl("grouped_gemm_nt_bf16_masked.out", DGMOE_BOX(dgmoe::grouped_gemm_nt_bf16_masked_out_cpu));
 }
+DGMOE_CONTRACT(grouped_gemm_nt_bf16_masked, kGroupedGemmNtBf16MaskedOutSchema)

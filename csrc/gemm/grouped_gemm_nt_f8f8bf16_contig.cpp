@@ -1,5 +1,6 @@
 #include "grouped_gemm_nt_f8f8bf16_contig.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -40,3 +41,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_f8f8bf16_contig.out",
          DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_contig_out_cpu));
 }
+DGMOE_CONTRACT(grouped_gemm_nt_f8f8bf16_contig, kGroupedGemmNtF8f8bf16ContigOutSchema)

@@ -1,5 +1,6 @@
 #include "grouped_gemm_nt_f8f8bf16_masked.h"
 
+#include "../common/contract.h"
 #include "cpu/grouped_gemm_cpu.h"
 
 namespace dgmoe {
@@ -41,3 +42,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("grouped_gemm_nt_f8f8bf16_masked.out",
          DGMOE_BOX(dgmoe::grouped_gemm_nt_f8f8bf16_masked_out_cpu));
 }
+DGMOE_CONTRACT(grouped_gemm_nt_f8f8bf16_masked, kGroupedGemmNtF8f8bf16MaskedOutSchema)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 #include "cpu/gemm_tile_cpu.h"
 
@@ -102,3 +103,4 @@ STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("tf32_hc_prenorm_gemm", DGMOE_BOX(dgmoe::tf32_hc_prenorm_gemm_cpu));
   m.impl("tf32_hc_prenorm_gemm.out", DGMOE_BOX(dgmoe::tf32_hc_prenorm_gemm_out_cpu));
 }
+DGMOE_CONTRACT(tf32_hc_prenorm_gemm, kTf32HcPrenormGemmOutSchema)

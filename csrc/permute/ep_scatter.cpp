@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 #include "rank_rows.h"
 
@@ -75,3 +76,4 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> ep_scatter_cpu(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kEpScatterSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("ep_scatter", DGMOE_BOX(dgmoe::ep_scatter_cpu)); }
+DGMOE_CONTRACT(ep_scatter, kEpScatterSchema)

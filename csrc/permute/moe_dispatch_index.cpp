@@ -1,5 +1,6 @@
 #include "moe_dispatch_index.h"
 
+#include "../common/contract.h"
 #include "rank_rows.h"
 
 namespace dgmoe {
@@ -20,3 +21,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kMoeDispatchIndexSchema);
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("moe_dispatch_index", DGMOE_BOX(dgmoe::moe_dispatch_index_cpu));
 }
+DGMOE_CONTRACT(moe_dispatch_index, kMoeDispatchIndexSchema)

@@ -1,5 +1,6 @@
 #include "moe_ep_deepgemm_preprocess.h"
 
+#include "../common/contract.h"
 #include "group_quant.h"
 #include "rank_rows.h"
 
@@ -73,3 +74,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kMoeEpDeepgemmPreprocessS
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("moe_ep_deepgemm_preprocess", DGMOE_BOX(dgmoe::moe_ep_deepgemm_preprocess_cpu));
 }
+DGMOE_CONTRACT(moe_ep_deepgemm_preprocess, kMoeEpDeepgemmPreprocessSchema)

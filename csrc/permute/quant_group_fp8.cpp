@@ -1,5 +1,6 @@
 #include "quant_group_fp8.h"
 
+#include "../common/contract.h"
 #include "group_quant.h"
 
 namespace dgmoe {
@@ -32,3 +33,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kQuantGroupFp8Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("quant_group_fp8", DGMOE_BOX(dgmoe::quant_group_fp8_cpu));
 }
+DGMOE_CONTRACT(quant_group_fp8, kQuantGroupFp8Schema)

@@ -1,6 +1,7 @@
 #include "hash_gate.h"
 
 #include <vector>
+#include "../common/contract.h"
 
 #include "gate_cpu.h"
 
@@ -57,3 +58,4 @@ std::tuple<Tensor, Tensor, Tensor> hash_gate_cpu(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kHashGateSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("hash_gate", DGMOE_BOX(dgmoe::hash_gate_cpu)); }
+DGMOE_CONTRACT(hash_gate, kHashGateSchema)

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <vector>
+#include "../common/contract.h"
 
 #include "gate_cpu.h"
 
@@ -83,3 +84,4 @@ std::tuple<Tensor, Tensor, Tensor> topk_gate_cpu(
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kTopkGateSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("topk_gate", DGMOE_BOX(dgmoe::topk_gate_cpu)); }
+DGMOE_CONTRACT(topk_gate, kTopkGateSchema)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -42,3 +43,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kAlignScaleSchema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("align_scale", DGMOE_BOX(dgmoe::align_scale_cpu));
 }
+DGMOE_CONTRACT(align_scale, kAlignScaleSchema)

@@ -1,5 +1,6 @@
 #include "pack_ue8m0.h"
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -40,3 +41,4 @@ Tensor pack_ue8m0_cpu(const Tensor& scale) {
 
 STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kPackUe8m0Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) { m.impl("pack_ue8m0", DGMOE_BOX(dgmoe::pack_ue8m0_cpu)); }
+DGMOE_CONTRACT(pack_ue8m0, kPackUe8m0Schema)

@@ -1,5 +1,6 @@
 #include "unpack_ue8m0.h"
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -33,3 +34,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kUnpackUe8m0Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("unpack_ue8m0", DGMOE_BOX(dgmoe::unpack_ue8m0_cpu));
 }
+DGMOE_CONTRACT(unpack_ue8m0, kUnpackUe8m0Schema)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -73,3 +74,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kDequantMxfp4ToFp8Schema)
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("dequant_mxfp4_to_fp8", DGMOE_BOX(dgmoe::dequant_mxfp4_to_fp8_cpu));
 }
+DGMOE_CONTRACT(dequant_mxfp4_to_fp8, kDequantMxfp4ToFp8Schema)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -71,3 +72,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kQuantBlockFp8Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("quant_block_fp8", DGMOE_BOX(dgmoe::quant_block_fp8_cpu));
 }
+DGMOE_CONTRACT(quant_block_fp8, kQuantBlockFp8Schema)

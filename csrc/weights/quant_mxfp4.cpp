@@ -1,5 +1,6 @@
 #include "quant_mxfp4.h"
 
+#include "../common/contract.h"
 #include "mx_cpu.h"
 
 namespace dgmoe {
@@ -58,3 +59,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kQuantMxfp4Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("quant_mxfp4", DGMOE_BOX(dgmoe::quant_mxfp4_cpu));
 }
+DGMOE_CONTRACT(quant_mxfp4, kQuantMxfp4Schema)

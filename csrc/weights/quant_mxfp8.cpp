@@ -1,5 +1,6 @@
 #include "quant_mxfp8.h"
 
+#include "../common/contract.h"
 #include "mx_cpu.h"
 
 namespace dgmoe {
@@ -39,3 +40,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kQuantMxfp8Schema); }
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("quant_mxfp8", DGMOE_BOX(dgmoe::quant_mxfp8_cpu));
 }
+DGMOE_CONTRACT(quant_mxfp8, kQuantMxfp8Schema)

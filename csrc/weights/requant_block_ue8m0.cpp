@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "../common/contract.h"
 #include "../common/parallel.h"
 
 namespace dgmoe {
@@ -70,3 +71,4 @@ STABLE_TORCH_LIBRARY_FRAGMENT(dgmoe, m) { m.def(dgmoe::kRequantBlockUe8m0Schema)
 STABLE_TORCH_LIBRARY_IMPL(dgmoe, CPU, m) {
   m.impl("requant_block_ue8m0", DGMOE_BOX(dgmoe::requant_block_ue8m0_cpu));
 }
+DGMOE_CONTRACT(requant_block_ue8m0, kRequantBlockUe8m0Schema)

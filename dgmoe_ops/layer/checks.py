@@ -129,7 +129,7 @@ def _bias(arg: str, bias: torch.Tensor | None, experts: int, least: int, most: i
         _fail(arg, f"have {least}{padded} columns", tuple(bias.shape))
 
 
-def _activation(between: Between) -> dict[str, float | None]:
+def _activation(between: Between, symbolic: bool) -> dict[str, float | None]:
     """The keywords of the activation's op."""
     given = {name: getattr(between, name) for name in PARAMETERS}
     if between.gate_up_interleave not in GATE_UP_INTERLEAVES:
@@ -138,7 +138,7 @@ def _activation(between: Between) -> dict[str, float | None]:
             f"be one of {', '.join(map(str, GATE_UP_INTERLEAVES))}",
             between.gate_up_interleave,
         )
-    if torch.compiler.is_compiling():  # values may be symbolic; the op looks at them again
+    if symbolic:
         return activation_keywords(between.activation, given, "dgmoe::fused_moe: ")
     return check_activation(between.activation, "dgmoe::fused_moe: ", **given)
 
@@ -187,13 +187,14 @@ def _key(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> tuple:
 def check_layer(call: Arguments) -> Checked:
     """Check every argument of the layer. What passed once is known by its dtypes and shapes."""
     tensors = _tensors(call)
-    if torch.compiler.is_compiling() or type(call.hidden_states) is not torch.Tensor:
-        checked = _check_shapes(call, tensors)
+    symbolic = torch.compiler.is_compiling()
+    if symbolic or type(call.hidden_states) is not torch.Tensor:
+        checked = _check_shapes(call, _devices(tensors), symbolic)
     else:
         key = _key(call, tensors)
         checked = _known.get(key)
         if checked is None:
-            checked = _check_shapes(call, tensors)
+            checked = _check_shapes(call, _devices(tensors), symbolic)
             if len(_known) >= _MOST_KNOWN:
                 _known.clear()
             _known[key] = checked
@@ -213,17 +214,35 @@ def check_layer(call: Arguments) -> Checked:
     return checked
 
 
-def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> Checked:
-    """Check all that dtypes, shapes, strides, devices and numbers tell."""
+def _devices(tensors: dict[str, torch.Tensor | None]) -> dict[str, torch.device]:
+    return {arg: tensor.device for arg, tensor in tensors.items() if tensor is not None}
+
+
+def check_stand_ins_of_layer(
+    call: Arguments, out: torch.Tensor | None, devices: dict[str, torch.device]
+) -> None:
+    """Check all that tensors without memory tell: what is left are addresses and contents.
+
+    `devices` are those of the tensors that the call really has, by argument.
+    """
+    _check_shapes(call, devices, symbolic=False)
+    if out is not None:
+        _check_buffer(out, call.hidden_states, devices["out"], devices["hidden_states"])
+
+
+def _check_shapes(call: Arguments, devices: dict[str, torch.device], symbolic: bool) -> Checked:
+    """Check all that dtypes, shapes, strides, devices and numbers tell.
+
+    `symbolic` numbers are left to the ops that take them, which look at them again.
+    """
     hidden_states, topk_weights, topk_ids, w13, w13_scale, w2, w2_scale, *others = call
     recipe, num_experts, expert_start, between, w2_bias, routed_scaling_factor, layout = others
     if recipe not in RECIPES:
         _fail("recipe", f"be one of {', '.join(RECIPES)}", repr(recipe))
-    keywords = _activation(between)
+    keywords = _activation(between, symbolic)
     if layout not in LAYOUT_ARGUMENTS:
         _fail("layout", f"be one of {', '.join(LAYOUT_ARGUMENTS)}", repr(layout))
-    # While compiling the factor may be symbolic; the combining op looks at it again.
-    if not torch.compiler.is_compiling():
+    if not symbolic:
         fault = float32_fault(routed_scaling_factor)
         if fault is not None:
             _fail("routed_scaling_factor", fault, routed_scaling_factor)
@@ -300,8 +319,8 @@ def _check_shapes(call: Arguments, tensors: dict[str, torch.Tensor | None]) -> C
             num_experts,
         )
 
-    one_device("fused_moe", list(tensors), tuple(tensors.values()), {})
-    device = device_of(w13.device)
+    one_device("fused_moe", devices)
+    device = device_of(devices["w13"])
     packed = w13_scale is not None and w13_scale.dtype == torch.int32
     legal = check_legal(device, chosen, layout, packed)
     weights, scales = {"w13": w13, "w2": w2}, {"w13_scale": w13_scale, "w2_scale": w2_scale}
@@ -335,17 +354,25 @@ def _check_overlap(out: torch.Tensor, call: Arguments) -> None:
             _fail("out", f"share no memory with {arg}", "a tensor that does")
 
 
-def check_out(out: torch.Tensor, call: Arguments) -> None:
-    """Check the buffer that the caller gives for the result."""
-    hidden_states = call.hidden_states
+def _check_buffer(
+    out: torch.Tensor,
+    hidden_states: torch.Tensor,
+    device: torch.device,
+    wanted_device: torch.device,
+) -> None:
     _dtype("out", out, (hidden_states.dtype,))
     wanted = tuple(hidden_states.shape)
     if tuple(out.shape) != wanted:
         _fail("out", f"have the shape of hidden_states, {wanted}", tuple(out.shape))
-    if out.device != hidden_states.device:
-        _fail("out", f"be on the device of hidden_states ({hidden_states.device})", out.device)
+    if device != wanted_device:
+        _fail("out", f"be on the device of hidden_states ({wanted_device})", device)
     if not out.is_contiguous():
         _fail("out", "be contiguous", f"strides {out.stride()}")
+
+
+def check_out(out: torch.Tensor, call: Arguments) -> None:
+    """Check the buffer that the caller gives for the result."""
+    _check_buffer(out, call.hidden_states, out.device, call.hidden_states.device)
     if torch.is_grad_enabled() and out.requires_grad:
         refuse_grad("fused_moe", "out")
     # Tensors that stand for others have no address; the op that writes looks at it again.

@@ -8,7 +8,7 @@ from ..formats.layouts import Layout, LayoutFacts, choose_layout, expected_rows
 from ..formats.recipes import Recipe
 from ..ops._registry import NAMESPACE, fake_of
 from ..ops.combine import post_reorder_deepgemm
-from .checks import Arguments, Between, check_layer, check_out
+from .checks import Arguments, Between, check_layer, check_out, check_stand_ins_of_layer
 from .device import check_alignment, device_name, device_of
 from .stages import Stages, activate, gemm, place, weigh_input
 
@@ -269,12 +269,29 @@ for _key in ("CPU", "CUDA"):
     _LIBRARY.impl("fused_moe", fused_moe_inline, _key)
     _LIBRARY.impl("fused_moe.out", _fused_moe_out, _key)
 
+_DEFAULTS = {
+    argument.name: argument.default_value
+    for argument in torch.ops.dgmoe.fused_moe.default._schema.arguments
+    if argument.has_default_value()
+}
 
-@fake_of("fused_moe")
+
+def _contract(
+    devices: dict[str, torch.device], out: torch.Tensor | None = None, **given: object
+) -> None:
+    """The checks of a call whose tensors stand for others, on `devices`."""
+    given = _DEFAULTS | given
+    between = {name: given.pop(name) for name in Between._fields if name != "bias"}
+    between["bias"] = given.pop("w13_bias")
+    given.pop("apply_router_weight_on_input")  # either value is legal in every call
+    check_stand_ins_of_layer(Arguments(between=Between(**between), **given), out, devices)
+
+
+@fake_of("fused_moe", _contract)
 def _fused_moe_fake(hidden_states, *args, **kwargs):
     return hidden_states.new_empty(tuple(hidden_states.shape))
 
 
-@fake_of("fused_moe.out")
+@fake_of("fused_moe.out", _contract)
 def _fused_moe_out_fake(*args, **kwargs):
     return None

@@ -1,10 +1,16 @@
 """What every op of the package gets besides its kernels: a refusal of autograd that names the
-argument."""
+argument, and a fake that refuses what the op refuses."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
 
 import torch
 from torch.autograd import forward_ad
 
-NAMESPACE = "dgmoe"
+from ._contract import NAMESPACE, check_stand_ins, contract_of
+
 _LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 
@@ -27,54 +33,78 @@ def wants_grad(tensor: torch.Tensor) -> bool:
     return forward_ad._current_level >= 0 and forward_ad.unpack_dual(tensor).tangent is not None
 
 
-def one_device(name: str, arg_names: list[str], args: tuple, kwargs: dict) -> None:
-    """Refuse tensors of several devices: PyTorch calls a fake where one of them is on meta."""
-    named = [*zip(arg_names, args, strict=False), *kwargs.items()]
-    tensors = [(arg, value) for arg, value in named if isinstance(value, torch.Tensor)]
-    first, reference = tensors[0]
-    for arg, value in tensors[1:]:
-        if value.device != reference.device:
+def one_device(name: str, devices: dict[str, torch.device]) -> None:
+    """Refuse tensors of several devices; the first argument names the right one."""
+    (first, reference), *others = devices.items()
+    for arg, device in others:
+        if device != reference:
             raise ValueError(
                 f"{NAMESPACE}::{name}: {arg} must be on the device of {first}"
-                f" ({reference.device}), got {value.device}"
+                f" ({reference}), got {device}"
             )
 
 
-def inference_only(overload: torch._ops.OpOverload) -> None:
+def inference_only(overload: torch._ops.OpOverload, calls_ops: bool = False) -> None:
     """Register an autograd kernel that refuses tensors that require grad and otherwise steps aside.
 
     Without it PyTorch would silently return outputs that do not require grad. Inference mode skips
-    it altogether.
+    it altogether. It stands in Python because the stable ABI can neither ask whether a tensor
+    requires grad nor dispatch to the keys below autograd; falling through to the backends, which
+    could ask, would let the wrappers of `torch.func` and tensor subclasses pass, whose inner
+    tensors require no grad.
+
+    Args:
+        overload: the op.
+        calls_ops: whether its kernel calls further ops of the package, which then skip theirs.
     """
     schema = overload._schema
     name = schema.name.split("::")[1]
     arg_names = [argument.name for argument in schema.arguments]
     written = [a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write]
+    # Every call with autograd on comes through here: no attribute is looked up twice.
+    redispatch = overload._handle.redispatch_boxed
+    below_autograd = torch._C._after_autograd_keyset
+    grad_enabled, any_requires_grad = torch.is_grad_enabled, torch._C._any_requires_grad
+
+    def refuse_first(args: tuple, kwargs: dict) -> None:
+        for arg, value in [*zip(arg_names, args, strict=False), *kwargs.items()]:
+            if isinstance(value, torch.Tensor) and wants_grad(value):
+                refuse_grad(name, arg)
 
     def kernel(keyset, *args, **kwargs):
-        if torch.is_grad_enabled() or forward_ad._current_level >= 0:
-            named = [*zip(arg_names, args, strict=False), *kwargs.items()]
-            for arg, value in named:
-                if isinstance(value, torch.Tensor) and wants_grad(value):
-                    refuse_grad(name, arg)
+        forward = forward_ad._current_level >= 0
+        if forward or (grad_enabled() and any_requires_grad(*args, **kwargs)):
+            refuse_first(args, kwargs)
+        return redispatch(keyset & below_autograd, *args, **kwargs)
+
+    def outer_kernel(keyset, *args, **kwargs):
         with torch._C._AutoDispatchBelowAutograd():
-            out = overload.redispatch(keyset & torch._C._after_autograd_keyset, *args, **kwargs)
+            return kernel(keyset, *args, **kwargs)
+
+    def writing_kernel(keyset, *args, **kwargs):
+        (outer_kernel if calls_ops else kernel)(keyset, *args, **kwargs)
         # Buffers are keyword-only. Without this a graph that saved one would not see the change.
         for arg in written:
             if kwargs.get(arg) is not None:
                 torch.autograd.graph.increment_version(kwargs[arg])
-        return out
 
     full = name if not schema.overload_name else f"{name}.{schema.overload_name}"
-    _LIBRARY.impl(full, kernel, "Autograd", with_keyset=True)
+    chosen = writing_kernel if written else outer_kernel if calls_ops else kernel
+    _LIBRARY.impl(full, chosen, "Autograd", with_keyset=True)
 
 
-def fake_of(name: str):
+def fake_of(name: str, contract: Callable[..., object] | None = None):
     """Decorate the fake kernel of `dgmoe::<name>`, which may name an overload.
 
     The op becomes inference-only in the same step.
+
+    Args:
+        name: of an op, or `<op>.out`.
+        contract: checks of an op that Python defines, which get the devices of its tensors by
+            argument, and meta tensors and numbers as keywords. None: the op's header contract.
     """
     packet, _, overload = name.partition(".")
+    header = contract_of(packet) if contract is None else None
 
     def register(function):
         op = getattr(getattr(torch.ops, NAMESPACE), packet)
@@ -82,11 +112,16 @@ def fake_of(name: str):
         arg_names = [argument.name for argument in op._schema.arguments]
 
         def fake(*args, **kwargs):
-            one_device(packet, arg_names, args, kwargs)
+            given = dict(zip(arg_names, args, strict=False)) | kwargs
+            checks = header
+            if contract is not None:
+                tensors = {a: v for a, v in given.items() if isinstance(v, torch.Tensor)}
+                checks = functools.partial(contract, {a: t.device for a, t in tensors.items()})
+            check_stand_ins(checks, given)
             return function(*args, **kwargs)
 
         torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_LIBRARY)
-        inference_only(op)
+        inference_only(op, calls_ops=contract is not None)
         return function
 
     return register
