@@ -17,6 +17,8 @@ from dgmoe_ops.testing.samples._make import with_strides
 F8 = torch.float8_e4m3fn
 E8M0 = torch.float8_e8m0fnu
 BF16 = torch.bfloat16
+#: whether this PyTorch has the headers that the libraries are built with
+CAN_BUILD = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 ROOM_OPS = {
     "scale": ("align_scale", "pack_ue8m0", "unpack_ue8m0"),
     "route": ("hash_gate", "topk_gate"),

@@ -31,7 +31,7 @@ def _run(arguments: list[str]):
 
 def test_every_op_has_an_entry_in_its_room():
     entries = {op: room for room, builders in bench_ops.ROOMS.items() for op in builders}
-    assert set(entries) == set(ops.__all__)
+    assert set(entries) == {name for name in ops.__all__ if hasattr(torch.ops.dgmoe, name)}
     for op, room in entries.items():
         assert getattr(ops, op).__module__ == f"dgmoe_ops.ops.{room}"
 

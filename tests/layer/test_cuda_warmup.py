@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 import dgmoe_ops
-from dgmoe_ops import jit
+from dgmoe_ops.backends.deep_gemm import jit_cache
 from dgmoe_ops.testing.layer import layer_inputs
 
 cache, recipe = Path(sys.argv[1]), sys.argv[2]
