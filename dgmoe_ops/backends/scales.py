@@ -65,6 +65,23 @@ def with_tma_strides(scale: torch.Tensor) -> torch.Tensor:
     return scale if scale.stride() == strides else scale.as_strided(scale.shape, strides)
 
 
+def with_row_major_strides(scale: torch.Tensor) -> torch.Tensor:
+    """View contiguous scales, whatever the strides of their size-1 dimensions, with those of a
+    fresh tensor: DeepGEMM compares strides of size-1 dimensions, too."""
+    if not scale.is_contiguous():
+        return scale
+    rows, columns = scale.shape[-2:]
+    strides = (*[rows * columns] * (scale.dim() - 2), columns, 1)
+    return scale if scale.stride() == strides else scale.as_strided(scale.shape, strides)
+
+
+def with_strides_of(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
+    """View scales with the strides that a library wants of their layout, where only those of
+    size-1 dimensions differ."""
+    row_major = layout == ScaleLayout.ROW_MAJOR
+    return with_row_major_strides(scale) if row_major else with_tma_strides(scale)
+
+
 def has_layout(scale: torch.Tensor, layout: ScaleLayout) -> bool:
     """Tell whether a scale tensor has a layout."""
     if scale.dtype != dtype_of(layout):

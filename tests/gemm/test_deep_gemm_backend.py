@@ -13,6 +13,7 @@ from dgmoe_ops.backends import deep_gemm as backend
 from dgmoe_ops.backends import scales as checks
 from dgmoe_ops.backends.deep_gemm import library as adapter
 from dgmoe_ops.backends.request import OPS
+from dgmoe_ops.backends.scales import with_strides_of
 from dgmoe_ops.formats.layouts import ScaleLayout
 
 GROUPS = K // 128
@@ -314,3 +315,13 @@ def test_errors_come_back_as_bytes(pretend):
     pretend(None, version=None)
     text = bytes(through_the_op(request()).tolist()).decode()
     assert text[0] == "R" and "pip install sgl-deep-gemm==0.1.5.post1" in text
+
+
+def test_strides_of_size_1_dimensions_do_not_reach_the_library() -> None:
+    """It compares them, though they say nothing."""
+    one = torch.ones(1, 4)[:, :1]  # strides (4, 1)
+    assert with_strides_of(one, ScaleLayout.ROW_MAJOR).stride() == (1, 1)
+    batch = torch.ones(3, 1, 4)[:, :, 2:3].contiguous().as_strided((3, 1, 1), (1, 7, 9))
+    assert with_strides_of(batch, ScaleLayout.ROW_MAJOR).stride() == (1, 1, 1)
+    strided = torch.ones(3, 4)[:, :2]
+    assert with_strides_of(strided, ScaleLayout.ROW_MAJOR) is strided

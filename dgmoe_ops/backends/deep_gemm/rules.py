@@ -8,7 +8,7 @@ from ...formats.layout import Layout
 from ...formats.layouts import CONTIG_ALIGNMENT, TILE_ROWS, ScaleLayout
 from ...formats.recipes import Granularity
 from ..request import Request, check_addresses, refuse
-from ..scales import check_scale, with_tma_strides
+from ..scales import check_scale, with_strides_of
 
 
 @dataclass(frozen=True)
@@ -124,10 +124,8 @@ def check_scales(request: Request, arch_major: int) -> tuple[Request, dict[str, 
         else:
             must = f"have one scale a row and 32 or 128 columns on {rule.name}"
         raise refuse(op, "recipe_a and recipe_b", must, _text(pair))
-    if rule.a_scale != ScaleLayout.ROW_MAJOR:
-        a_scale = with_tma_strides(a_scale)
-    if rule.b_scale != ScaleLayout.ROW_MAJOR:
-        b_scale = with_tma_strides(b_scale)
+    a_scale = with_strides_of(a_scale, rule.a_scale)
+    b_scale = with_strides_of(b_scale, rule.b_scale)
     check_scale(op, "a_scale", a_scale, rule.a_scale, rule.name)
     check_scale(op, "b_scale", b_scale, rule.b_scale, rule.name)
     request = request.with_operands(a_scale=a_scale, b_scale=b_scale)
