@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from ..formats.layouts import TMA_ELEMENTS, ScaleLayout, round_up
+from ..formats.layouts import TMA_ELEMENTS, ScaleLayout, round_up, scale_sizes_and_strides
 from .request import refuse
 
 _HELPERS = {
@@ -49,37 +49,34 @@ def is_mn_major(scale: torch.Tensor) -> bool:
     return not batch or batch_stride[0] == leading * columns
 
 
-def with_tma_strides(scale: torch.Tensor) -> torch.Tensor:
-    """View scales of one column or of one expert with the strides that TMA wants.
-
-    The stride of a size-1 dimension is lost in copies and conversions, and the library insists.
-    """
+def _strides_of(scale: torch.Tensor, layout: ScaleLayout) -> tuple[int, ...]:
+    """The strides of a fresh tensor of these sizes in a layout; columns of packed scales are
+    words."""
     *batch, rows, columns = scale.shape
-    if rows % TMA_ELEMENTS or (rows != 1 and scale.stride(-2) != 1):
-        return scale
-    if columns != 1 and scale.stride(-1) != rows:
-        return scale
-    if batch and batch[0] != 1 and scale.stride(0) != rows * columns:
-        return scale
-    strides = (*[rows * columns] * len(batch), 1, rows)
-    return scale if scale.stride() == strides else scale.as_strided(scale.shape, strides)
+    form = layout if layout == ScaleLayout.ROW_MAJOR else ScaleLayout.MN_MAJOR
+    return scale_sizes_and_strides(batch[0] if batch else None, rows, columns, form)[1]
 
 
-def with_row_major_strides(scale: torch.Tensor) -> torch.Tensor:
-    """View contiguous scales, whatever the strides of their size-1 dimensions, with those of a
-    fresh tensor: DeepGEMM compares strides of size-1 dimensions, too."""
-    if not scale.is_contiguous():
-        return scale
-    rows, columns = scale.shape[-2:]
-    strides = (*[rows * columns] * (scale.dim() - 2), columns, 1)
-    return scale if scale.stride() == strides else scale.as_strided(scale.shape, strides)
+def is_laid_out(scale: torch.Tensor, layout: ScaleLayout) -> bool:
+    """Tell whether scales have the strides of a layout, but for those of size-1 dimensions.
+
+    Copies and conversions lose these. Where columns end in slack up to their 16 bytes, these count
+    too: they tell whether it is there.
+    """
+    slack = layout != ScaleLayout.ROW_MAJOR and scale.shape[-2] % TMA_ELEMENTS != 0
+    if slack:
+        return is_mn_major(scale)
+    wanted = zip(scale.shape, scale.stride(), _strides_of(scale, layout), strict=True)
+    return all([size == 1 or have == want for size, have, want in wanted])
 
 
 def with_strides_of(scale: torch.Tensor, layout: ScaleLayout) -> torch.Tensor:
-    """View scales with the strides that a library wants of their layout, where only those of
-    size-1 dimensions differ."""
-    row_major = layout == ScaleLayout.ROW_MAJOR
-    return with_row_major_strides(scale) if row_major else with_tma_strides(scale)
+    """View scales with all strides of a layout where those of size-1 dimensions alone differ: the
+    library compares these, too."""
+    strides = _strides_of(scale, layout)
+    if scale.stride() == strides or not is_laid_out(scale, layout):
+        return scale
+    return scale.as_strided(scale.shape, strides)
 
 
 def has_layout(scale: torch.Tensor, layout: ScaleLayout) -> bool:

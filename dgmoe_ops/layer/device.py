@@ -10,7 +10,8 @@ import torch
 
 from ..backends import platforms, scopes
 from ..backends.deep_gemm import rules
-from ..formats.layouts import CONTIG_ALIGNMENT, TMA_ELEMENTS, Layout, round_up
+from ..backends.scales import is_laid_out
+from ..formats.layouts import CONTIG_ALIGNMENT, Layout, ScaleLayout
 from ..formats.recipes import Recipe
 
 _ADDRESS_BYTES = 16  #: to which TMA aligns what it reads
@@ -88,26 +89,11 @@ def _refuse_everywhere(device: Device, recipe: Recipe, form: str) -> None:
     )
 
 
-def _tma_aligned(scale: torch.Tensor) -> bool:
-    """Whether columns are contiguous and start on 16 bytes, as TMA reads them.
-
-    The stride of a size-1 dimension says nothing where no column has slack behind it.
-    """
-    experts, rows, columns = scale.shape
-    leading = round_up(rows, TMA_ELEMENTS)
-    whole = rows == leading
-    return (
-        (scale.stride(1) == 1 or rows == 1)
-        and (scale.stride(2) == leading or (columns == 1 and whole))
-        and (scale.stride(0) == leading * columns or (experts == 1 and whole))
-    )
-
-
 def _check_scale(arg: str, scale: torch.Tensor, device: Device) -> None:
     if scale.dtype == torch.float32:
         if not scale.is_contiguous():
             _fail(arg, f"be contiguous on {device_name(device)}", f"strides {scale.stride()}")
-    elif not _tma_aligned(scale):
+    elif not is_laid_out(scale, ScaleLayout.PACKED_UE8M0):
         _fail(
             arg,
             f"be MN-major and TMA-aligned on {device_name(device)}, as prepare_weights makes it",

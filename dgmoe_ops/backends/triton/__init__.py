@@ -15,7 +15,7 @@ from ...formats.layouts import CONTIG_ALIGNMENT, ScaleLayout
 from .. import sanity, scopes
 from ..heuristics import gemm_plan
 from ..request import Request, check_addresses, refuse
-from ..scales import check_scale, with_tma_strides
+from ..scales import check_scale, with_strides_of
 from .tiles import Config, choose
 
 __all__ = ["Config", "choose", "compile_for", "run"]
@@ -47,8 +47,8 @@ def check(request: Request) -> Request:
     if spec.fp4 and spec.granularity_a != (1, 128):
         must = f"be (1, 128) for int8 b on {_ARCH}"
         raise refuse(op, "recipe_a", must, spec.granularity_a)
-    a_scale = with_tma_strides(request.operands.a_scale)
-    b_scale = with_tma_strides(request.operands.b_scale)
+    a_scale = with_strides_of(request.operands.a_scale, ScaleLayout.PACKED_UE8M0)
+    b_scale = with_strides_of(request.operands.b_scale, ScaleLayout.PACKED_UE8M0)
     check_scale(op, "a_scale", a_scale, ScaleLayout.PACKED_UE8M0, _ARCH)
     check_scale(op, "b_scale", b_scale, ScaleLayout.PACKED_UE8M0, _ARCH)
     return request.with_operands(a_scale=a_scale, b_scale=b_scale)
